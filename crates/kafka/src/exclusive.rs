@@ -15,12 +15,12 @@ use std::time::{Duration, Instant};
 
 use rdkafka::error::{KafkaError, RDKafkaErrorCode};
 use rdkafka::producer::{BaseRecord, DefaultProducerContext, Producer as _, ThreadedProducer};
-use redeliver_core::{Output, Record};
+use redeliver_core::Output;
 use redeliver_kafka_ffi::KafkaClient;
 
 use crate::client::KafkaSettings;
 use crate::convert::native_headers;
-use crate::reader::{self, ReadError, TopicReader};
+use crate::reader::{self, ReadError};
 use crate::recovery::{RecoveryAction, error_code, recovery_action};
 
 /// After this time, the broker aborts the transaction of a writer that has vanished. Readers wait for it.
@@ -28,24 +28,6 @@ const TRANSACTION_TIMEOUT: Duration = Duration::from_secs(10);
 /// The maximum delay before the second attempt. It doubles with each one.
 const FIRST_DELAY: Duration = Duration::from_millis(100);
 const MAX_DELAY: Duration = Duration::from_secs(2);
-
-/// A change that is being decided.
-pub trait Decide {
-    /// What the caller gets.
-    type Decision;
-    /// Why the change is refused.
-    type Error;
-
-    /// Takes note of a record. All records that the reader of the change reads come in their order.
-    fn read(&mut self, record: Record);
-
-    /// Decides, once all records were read: the result, and what to write. If the outcome of a previous attempt is unknown, the records
-    /// may contain what this change has written already.
-    ///
-    /// # Errors
-    /// Why nothing is to be written.
-    fn decide(self) -> Result<(Self::Decision, Vec<Output>), Self::Error>;
-}
 
 /// Why nothing was decided.
 #[derive(Debug, thiserror::Error)]
@@ -78,9 +60,11 @@ pub struct ExclusiveWriter {
 enum Failed<E> {
     Refused(E),
     /// Another attempt may succeed, unless the error is permanent.
-    At(&'static str, KafkaError),
-    Reading(ReadError),
-    Committing(KafkaError),
+    At {
+        step: &'static str,
+        source: Box<dyn std::error::Error + Send + Sync>,
+        is_permanent: bool,
+    },
 }
 
 impl ExclusiveWriter {
@@ -97,42 +81,52 @@ impl ExclusiveWriter {
         }
     }
 
-    /// Makes one change. Each attempt calls `begin`, which returns the change and the reader that continues after what the change knows of the topic. What the
-    /// change knows must be older than the call: an attempt with an unknown outcome is recognised by what is read. Blocks for `timeout` at most, and a little longer for the last attempt.
+    /// Makes one change. Each attempt reads the topic to its end, within the given time, and decides with what it has read: the result, and what to
+    /// write. If the outcome of a previous attempt is unknown, the topic may contain what this change has written already, so each attempt must read on from what was
+    /// known before the first one. Blocks for `timeout` at most, and a little longer for the last attempt.
     ///
     /// # Errors
     /// [`ExclusiveError`] says whether something may have been written.
-    pub fn write<D: Decide>(
+    pub fn write<S, T, E>(
         &self,
         timeout: Duration,
-        begin: impl Fn() -> Result<(TopicReader, D), ReadError>,
-    ) -> Result<D::Decision, ExclusiveError<D::Error>> {
+        read: impl Fn(Duration) -> Result<S, ReadError>,
+        decide: impl Fn(S) -> Result<(T, Vec<Output>), E>,
+    ) -> Result<T, ExclusiveError<E>> {
         let deadline = Instant::now() + timeout;
         let (mut delay, mut is_unknown) = (FIRST_DELAY, false);
         loop {
-            let failed = match self.attempt(deadline, &begin, &mut is_unknown) {
-                Ok(decision) => return Ok(decision),
+            let (step, source, is_permanent) = match self.attempt(deadline, &read, &decide, &mut is_unknown) {
+                Ok(result) => return Ok(result),
                 Err(Failed::Refused(refusal)) => return Err(ExclusiveError::Refused(refusal)),
-                Err(failed) => failed,
+                Err(Failed::At {
+                    step,
+                    source,
+                    is_permanent,
+                }) => (step, source, is_permanent),
             };
             let pause = delay.mul_f64(fastrand::f64());
-            let is_permanent = failed.is_permanent();
             if is_permanent || Instant::now() + pause >= deadline {
-                return Err(failed.into_error(is_unknown));
+                return Err(if is_unknown {
+                    ExclusiveError::Unknown(source)
+                } else {
+                    ExclusiveError::Unavailable { step, source }
+                });
             }
-            tracing::debug!(topic = &*self.topic, reason = %failed.reason(), "a change is decided again");
+            tracing::debug!(topic = &*self.topic, step, error = %source, "a change is decided again");
             std::thread::park_timeout(pause);
             delay = (delay * 2).min(MAX_DELAY);
         }
     }
 
-    fn attempt<D: Decide>(
+    fn attempt<S, T, E>(
         &self,
         deadline: Instant,
-        begin: impl Fn() -> Result<(TopicReader, D), ReadError>,
+        read: impl Fn(Duration) -> Result<S, ReadError>,
+        decide: impl Fn(S) -> Result<(T, Vec<Output>), E>,
         is_unknown: &mut bool,
-    ) -> Result<D::Decision, Failed<D::Error>> {
-        let at = |step| move |error| Failed::At(step, error);
+    ) -> Result<T, Failed<E>> {
+        let at = |step| move |error| Failed::at(step, error);
         let left = || {
             let left = deadline.saturating_duration_since(Instant::now());
             left.max(Duration::from_millis(1))
@@ -143,19 +137,17 @@ impl ExclusiveWriter {
             config.create().map_err(at("creating the producer"))?;
         let initialising = at("initialising the producer");
         producer.init_transactions(left()).map_err(initialising)?;
-        let (mut reader, mut change) = begin().map_err(Failed::Reading)?;
-        let read = reader.read_to_end(left(), |record| change.read(record));
-        read.map_err(Failed::Reading)?;
+        let state = read(left()).map_err(Failed::reading)?;
         // If a previous attempt has committed, the records show it.
         *is_unknown = false;
-        let (decision, outputs) = change.decide().map_err(Failed::Refused)?;
+        let (result, outputs) = decide(state).map_err(Failed::Refused)?;
         if outputs.is_empty() {
-            return Ok(decision);
+            return Ok(result);
         }
         // The client would wait for a missing topic until the time is up, and nobody would know the outcome.
         for other in outputs.iter().map(|output| &output.topic) {
             if *other != self.topic {
-                reader::partitions(&self.settings, other).map_err(Failed::Reading)?;
+                reader::partitions(&self.settings, other).map_err(Failed::reading)?;
             }
         }
         producer.begin_transaction().map_err(at("beginning"))?;
@@ -169,15 +161,15 @@ impl ExclusiveWriter {
             }
             producer
                 .send(record)
-                .map_err(|(error, _)| Failed::At("producing", error))?;
+                .map_err(|(error, _)| Failed::at("producing", error))?;
         }
         producer.commit_transaction(left()).map_err(|error| {
             // If the broker refuses the records, the client does not even ask for the commit. After any other error, an earlier request of
             // the client may have taken effect.
             *is_unknown = !is_refused(&error);
-            Failed::Committing(error)
+            Failed::committing(error)
         })?;
-        Ok(decision)
+        Ok(result)
     }
 }
 
@@ -197,39 +189,32 @@ fn is_refused(error: &KafkaError) -> bool {
 }
 
 impl<E> Failed<E> {
-    fn is_permanent(&self) -> bool {
-        match self {
-            Self::Refused(_) | Self::Reading(ReadError::Missing(_) | ReadError::Denied(_)) => true,
-            Self::At(_, error) => {
-                recovery_action(error) == RecoveryAction::Misconfigured || is_refused(error)
-            }
-            Self::Reading(ReadError::Kafka { source, .. }) => is_refused(source),
-            Self::Reading(_) => false,
-            // Otherwise, the outcome is found out by reading.
-            Self::Committing(error) => is_refused(error),
+    fn at(step: &'static str, error: KafkaError) -> Self {
+        Self::At {
+            step,
+            is_permanent: recovery_action(&error) == RecoveryAction::Misconfigured || is_refused(&error),
+            source: error.into(),
         }
     }
 
-    fn reason(&self) -> String {
-        match self {
-            Self::Refused(_) => "refused".to_owned(),
-            Self::At(step, error) => format!("{step}: {error}"),
-            Self::Reading(error) => error.to_string(),
-            Self::Committing(error) => format!("committing: {error}"),
+    fn reading(error: ReadError) -> Self {
+        Self::At {
+            step: "reading the topic",
+            is_permanent: match &error {
+                ReadError::Missing(_) | ReadError::Denied(_) => true,
+                ReadError::Kafka { source, .. } => is_refused(source),
+                _ => false,
+            },
+            source: error.into(),
         }
     }
 
-    fn into_error(self, is_unknown: bool) -> ExclusiveError<E> {
-        let (step, source): (_, Box<dyn std::error::Error + Send + Sync>) = match self {
-            Self::Refused(refusal) => return ExclusiveError::Refused(refusal),
-            Self::At(step, error) => (step, error.into()),
-            Self::Reading(error) => ("reading the topic", error.into()),
-            Self::Committing(error) => ("committing", error.into()),
-        };
-        if is_unknown {
-            ExclusiveError::Unknown(source)
-        } else {
-            ExclusiveError::Unavailable { step, source }
+    /// Unless the commit is refused, its outcome is found out by reading.
+    fn committing(error: KafkaError) -> Self {
+        Self::At {
+            step: "committing",
+            is_permanent: is_refused(&error),
+            source: error.into(),
         }
     }
 }
@@ -248,8 +233,9 @@ mod tests {
             (RDKafkaErrorCode::ProducerFenced, false),
             (RDKafkaErrorCode::NotEnoughReplicas, false),
         ] {
-            let failed = Failed::<()>::Committing(KafkaError::MessageProduction(code));
-            assert_eq!(failed.is_permanent(), expected, "{code}");
+            let failed = Failed::<()>::committing(KafkaError::MessageProduction(code));
+            let is_permanent = matches!(failed, Failed::At { is_permanent, .. } if is_permanent);
+            assert_eq!(is_permanent, expected, "{code}");
         }
     }
 }

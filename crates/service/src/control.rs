@@ -13,7 +13,7 @@
 //! | [`operations`] | what callers of an API may see and change |
 //! | [`grpc`] | `redeliver.v1.ControlService`, for every service that offers it |
 //!
-//! How the topic is followed and changed is in [`crate::followed`].
+//! How the topic is followed and changed is in [`redeliver_store`].
 //!
 //! A process waits for [`Host::control`] before it does anything that can be paused. So it never runs what was paused before it
 //! started. If the topic cannot be read later, what it contained last applies, and readiness and a metric say so. What has a value that a process cannot
@@ -36,10 +36,10 @@ pub use error::ControlError;
 pub use name::ControlName;
 pub use operations::Controls;
 use redeliver_kafka::Waker;
+use redeliver_store::{Replica, Writer};
 pub use snapshot::Snapshot;
 use tokio::sync::watch;
 
-use crate::followed::Followed;
 use crate::host::Host;
 
 /// The transactional id of all writers of a control topic. It depends on nothing else, not even on `kafka.id_prefix`: writers with different ids
@@ -52,15 +52,15 @@ pub fn transactional_id(topic: &str) -> String {
 /// What the control topic contains, as far as this process has read it. Cheap to clone.
 #[derive(Clone, Debug)]
 pub struct Control {
-    followed: Followed<Snapshot>,
+    replica: Replica<Snapshot>,
     /// The lanes that look at it.
     wakers: Arc<Mutex<Vec<Waker>>>,
 }
 
 impl Control {
-    fn new(followed: Followed<Snapshot>) -> Self {
+    fn new(replica: Replica<Snapshot>) -> Self {
         Self {
-            followed,
+            replica,
             wakers: Arc::default(),
         }
     }
@@ -68,30 +68,36 @@ impl Control {
     /// A control topic that nobody follows, for tests: it has the contents that the returned sender is given.
     #[must_use]
     pub fn fixed(contents: Snapshot) -> (Self, watch::Sender<Option<Arc<Snapshot>>>) {
-        let (followed, sender) = Followed::fixed(Some(contents));
-        (Self::new(followed), sender)
+        let (replica, sender) = Replica::fixed(Some(contents));
+        (Self::new(replica), sender)
     }
 
-    fn followed(&self) -> &Followed<Snapshot> {
-        &self.followed
+    fn writer(&self, host: &Host) -> Writer<Snapshot> {
+        let topic = host.config.control_topic();
+        Writer::new(
+            &host.kafka,
+            &transactional_id(&topic),
+            &topic,
+            self.replica.clone(),
+        )
     }
 
     /// What applies now. Does not block. The same [`Arc`] is returned until something changes.
     #[must_use]
     pub fn snapshot(&self) -> Arc<Snapshot> {
-        self.followed.contents().unwrap_or_default()
+        self.replica.state().unwrap_or_default()
     }
 
     /// Whether the topic was read to its end, so that it is known what applies.
     #[must_use]
     pub fn is_known(&self) -> bool {
-        self.followed.contents().is_some()
+        self.replica.state().is_some()
     }
 
     /// Completes with each change of what applies. Fails at the end of the process.
     #[must_use]
     pub fn changes(&self) -> watch::Receiver<Option<Arc<Snapshot>>> {
-        self.followed.changes()
+        self.replica.changes()
     }
 
     /// Wakes a lane with each change of what applies.
@@ -113,12 +119,12 @@ impl Control {
 
     /// Waits until this process has read at least this revision, so that what it says next agrees with it. Gives up after a while: the change
     /// is in the topic in any case.
-    pub async fn until_read(&self, name: &ControlName, revision: u64) {
+    pub async fn wait_applied(&self, name: &ControlName, revision: u64) {
         let has_read = |snapshot: &Snapshot| {
             let value = snapshot.get(name);
             value.is_some_and(|value| value.revision >= revision)
         };
-        self.followed.until_read(has_read).await;
+        self.replica.wait_applied(has_read).await;
     }
 }
 
@@ -129,13 +135,14 @@ impl Host {
     /// # Errors
     /// When a thread or the watch of the topics cannot be started.
     pub async fn control(&mut self) -> io::Result<Option<Control>> {
-        let control = if let Some(control) = &self.control {
-            control.clone()
-        } else {
-            let followed = self.follow(&self.config.control_topic())?;
-            self.add_control(followed)
+        let control = match self.shared() {
+            Some(control) => control,
+            None => {
+                let replica = self.follow(&self.config.control_topic())?;
+                self.add_control(replica)
+            }
         };
-        let is_known = control.followed.until_known(self.tasks.shutdown()).await;
+        let is_known = control.replica.wait_known(self.tasks.shutdown()).await;
         Ok(is_known.then_some(control))
     }
 
@@ -144,11 +151,11 @@ impl Host {
     /// # Errors
     /// See [`Host::control`].
     pub fn control_aside(&mut self) -> io::Result<Control> {
-        if let Some(control) = &self.control {
-            return Ok(control.clone());
+        if let Some(control) = self.shared() {
+            return Ok(control);
         }
-        let followed = self.follow_aside(&self.config.control_topic())?;
-        Ok(self.add_control(followed))
+        let replica = self.follow_aside(&self.config.control_topic())?;
+        Ok(self.add_control(replica))
     }
 
     /// Names in the readiness of the process what is paused of what it runs, without making it not ready. `paused` decides what that is.
@@ -159,7 +166,7 @@ impl Host {
         title: &'static str,
         paused: impl Fn(&Snapshot) -> Vec<String> + Send + 'static,
     ) {
-        let Some(control) = self.control.clone() else {
+        let Some(control) = self.shared::<Control>() else {
             return;
         };
         let name = format!("paused-{part}");
@@ -178,9 +185,9 @@ impl Host {
         });
     }
 
-    fn add_control(&mut self, followed: Followed<Snapshot>) -> Control {
-        let control = Control::new(followed);
+    fn add_control(&mut self, replica: Replica<Snapshot>) -> Control {
+        let control = Control::new(replica);
         self.tasks.spawn("control-changes", control.clone().wake_all());
-        self.control.insert(control).clone()
+        self.share(control)
     }
 }

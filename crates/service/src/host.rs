@@ -29,7 +29,6 @@ use redeliver_runtime::tls::{ClientCertificates, Protocols, ServerTls, TlsMetric
 use tokio_util::sync::{CancellationToken, DropGuard};
 
 use crate::clock::ClockReports;
-use crate::control::Control;
 use crate::credentials::{self, StaleCredentials};
 use crate::idle::{IdleWatch, Worked};
 use crate::login::{self, LoginMetrics};
@@ -58,7 +57,7 @@ pub struct Host {
     /// Metrics of lanes.
     pub lanes: LaneFamilies,
     registry: SharedRegistry,
-    families: HashMap<TypeId, Box<dyn Any + Send>>,
+    shared: HashMap<TypeId, Box<dyn Any + Send>>,
     clock_reports: ClockReports,
     tls: TlsMetrics,
     pub(crate) stale_credentials: StaleCredentials,
@@ -71,8 +70,6 @@ pub struct Host {
     topics_part: Option<Part>,
     /// Started on first use.
     topic_watch: Option<TopicWatch>,
-    /// Started on first use.
-    pub(crate) control: Option<Control>,
     /// In one-shot mode: records that are due within this time are waited for.
     until_idle: Option<HumanDuration>,
     worked: Vec<Worked>,
@@ -220,7 +217,6 @@ impl Host {
             admin: Some(start.admin),
             topics_part: None,
             topic_watch: None,
-            control: None,
             until_idle: start.until_idle,
             worked: Vec::new(),
             lane_stop: CancellationToken::new(),
@@ -229,7 +225,7 @@ impl Host {
             refused_pipelines: BTreeSet::new(),
             refused,
             registry: shared_registry.clone(),
-            families: HashMap::new(),
+            shared: HashMap::new(),
         }
     }
 
@@ -278,14 +274,22 @@ impl Host {
         &mut self,
         register: impl FnOnce(&mut Registry) -> T,
     ) -> T {
-        let registered = self.families.get(&TypeId::of::<T>());
-        if let Some(families) = registered.and_then(|families| families.downcast_ref::<T>()) {
-            return families.clone();
+        if let Some(families) = self.shared() {
+            return families;
         }
         let families = register(&mut self.registry());
-        self.families
-            .insert(TypeId::of::<T>(), Box::new(families.clone()));
-        families
+        self.share(families)
+    }
+
+    /// What the users of this process share of this type; `None` before [`Host::share`].
+    pub(crate) fn shared<T: Clone + 'static>(&self) -> Option<T> {
+        let shared = self.shared.get(&TypeId::of::<T>())?;
+        shared.downcast_ref::<T>().cloned()
+    }
+
+    pub(crate) fn share<T: Clone + Send + 'static>(&mut self, value: T) -> T {
+        self.shared.insert(TypeId::of::<T>(), Box::new(value.clone()));
+        value
     }
 
     /// The gauge that must be 1 while changed credentials in the files of this field of the configuration cannot be used.

@@ -10,7 +10,7 @@
 //! | [`topics`] | the topics that a process needs |
 //! | [`groups`] | the consumer groups of the configuration |
 //! | [`control`] | what operators have paused or limited at run time |
-//! | [`followed`] | small compacted topics that each process reads to their end, and their changes |
+//! | `replica` | replicas of small topics in the process |
 //! | [`audit`] | who has changed or seen what |
 //! | [`grpc`] | what servers of gRPC have in common |
 //! | [`http`] | clients for HTTP requests of the services themselves |
@@ -32,7 +32,6 @@ mod clock;
 pub mod control;
 pub(crate) mod credentials;
 pub mod due;
-pub mod followed;
 pub mod groups;
 pub mod grpc;
 pub mod host;
@@ -45,6 +44,7 @@ pub mod limit_metrics;
 pub mod login;
 pub mod memory_budget;
 pub mod metrics;
+mod replica;
 mod request_span;
 pub mod topics;
 mod totals;

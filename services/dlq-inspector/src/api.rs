@@ -28,8 +28,9 @@ use redeliver_kafka::reader::ReadError as KafkaReadError;
 use redeliver_proto::error::{invalid, status};
 use redeliver_proto::v1::dead_letter_service_server::DeadLetterService;
 use redeliver_proto::{Message, auth, v1};
-use redeliver_service::followed::Followed;
+use redeliver_service::audit::AuditLog;
 use redeliver_service::memory_budget::{MemoryBudget, Reservation};
+use redeliver_store::{Replica, Writer};
 use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
@@ -40,7 +41,7 @@ use crate::audit::Audit;
 use crate::completeness::Completeness;
 use crate::decoding_pool::DecodingPool;
 use crate::filter::{self, Expr, FilterError, Restriction};
-use crate::group_states::change::{Change, GroupWriter};
+use crate::group_states::change::Change;
 use crate::group_states::{Decided, GroupStates};
 use crate::id::LetterId;
 use crate::index::{self, IndexedLetter, Pool, QUERY_TIMEOUT, QUEUE_TIMEOUT, ReadError};
@@ -98,8 +99,9 @@ pub(crate) struct Api {
 /// The states of groups. Cheap to clone.
 #[derive(Clone)]
 pub(crate) struct Groups {
-    pub(crate) states: Followed<GroupStates>,
-    pub(crate) writer: GroupWriter,
+    pub(crate) states: Replica<GroupStates>,
+    pub(crate) writer: Writer<GroupStates>,
+    pub(crate) audit: AuditLog,
 }
 
 /// The response of a streaming call.

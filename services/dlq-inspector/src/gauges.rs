@@ -8,7 +8,7 @@ use std::time::Duration;
 use redeliver_core::Clock;
 use redeliver_core::error_chain::error_chain;
 use redeliver_core::wait::LogThrottle;
-use redeliver_service::followed::Followed;
+use redeliver_store::Replica;
 use tokio_util::sync::CancellationToken;
 
 use crate::group_states::{GroupState, GroupStates};
@@ -26,7 +26,7 @@ pub(crate) struct Gauges {
     pub(crate) shared: Arc<SharedState>,
     /// The directory of the index.
     pub(crate) directory: PathBuf,
-    pub(crate) group_states: Followed<GroupStates>,
+    pub(crate) group_states: Replica<GroupStates>,
     pub(crate) clock: Arc<dyn Clock>,
 }
 
@@ -55,7 +55,7 @@ impl Gauges {
 
     async fn count_open(&self) -> Result<(), ReadError> {
         let (build, before) = (self.shared.build(), self.shared.completeness());
-        let (states, now) = (self.group_states.contents(), self.clock.now());
+        let (states, now) = (self.group_states.state(), self.clock.now());
         let (open, groups) = self
             .pool
             .internal(move |connection| {
@@ -138,7 +138,7 @@ mod tests {
             let mut registry = Registry::default();
             let shared = Arc::new(SharedState::new());
             shared.topics().insert("t-dlq".to_owned(), TopicStatus::default());
-            let (group_states, _) = Followed::fixed(Some(GroupStates::default()));
+            let (group_states, _) = Replica::fixed(Some(GroupStates::default()));
             let gauges = Gauges {
                 pool,
                 metrics: Metrics::register(&mut registry),

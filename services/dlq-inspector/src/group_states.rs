@@ -1,7 +1,7 @@
 //! What somebody has decided about groups of dead letters: states and notes.
 //!
 //! The truth is the topic [`TOPIC`]: compacted, with one partition. Each inspector follows it, and a change is a compare-and-set, see
-//! [`redeliver_service::followed`]. Nothing of it is in the index, so that a rebuilt index changes nothing.
+//! [`redeliver_store`]. Nothing of it is in the index, so that a rebuilt index changes nothing.
 //!
 //! | module | contents |
 //! |---|---|

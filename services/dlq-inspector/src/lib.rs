@@ -76,6 +76,7 @@ use redeliver_service::host::api_tls;
 use redeliver_service::identity::Authenticator;
 use redeliver_service::limit_metrics::LimitMetrics;
 use redeliver_service::topics::{of_audit, of_control, topic_settings, warn_about};
+use redeliver_store::Writer;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
@@ -83,7 +84,6 @@ use crate::api::{Api, Groups, Redrives};
 use crate::audit::Audit;
 use crate::decoding_pool::DecodingPool;
 use crate::gauges::Gauges;
-use crate::group_states::change::GroupWriter;
 use crate::index::Pool;
 use crate::ingest::contents::Contents;
 use crate::ingest::reader::Reader;
@@ -94,7 +94,6 @@ use crate::lookup_pool::LookupPool;
 use crate::masking::Masking;
 use crate::metrics::Metrics;
 use crate::pattern::Patterns;
-use crate::redrive::change::JobWriter;
 use crate::schema_registry::SchemaRegistry;
 use crate::shared::SharedState;
 use crate::waiting::scans::Scans;
@@ -258,12 +257,7 @@ pub fn mount(host: &mut Host) -> anyhow::Result<SocketAddr> {
     }
     .run(stop.clone());
     let destinations = Arc::new(redrive::start::destinations(host));
-    let job_writer = JobWriter::new(
-        &host.kafka,
-        &redrives_topic,
-        AuditLog::new(&host.config, "dlq-inspector"),
-        jobs.clone(),
-    );
+    let audit_log = AuditLog::new(&host.config, "dlq-inspector");
     if config.redrive.execute {
         redrive::start::execute(
             host,
@@ -288,15 +282,23 @@ pub fn mount(host: &mut Host) -> anyhow::Result<SocketAddr> {
         decoding,
         shared,
         Groups {
-            writer: GroupWriter::new(
+            writer: Writer::new(
                 &host.kafka,
-                AuditLog::new(&host.config, "dlq-inspector"),
+                group_states::TRANSACTIONAL_ID,
+                group_states::TOPIC,
                 states.clone(),
             ),
+            audit: audit_log.clone(),
             states,
         },
         Redrives {
-            writer: job_writer,
+            writer: Writer::new(
+                &host.kafka,
+                &redrive::own_id(&redrives_topic),
+                &redrives_topic,
+                jobs.clone(),
+            ),
+            audit: audit_log,
             jobs,
             destinations,
             surveyor: redrive_surveyor,

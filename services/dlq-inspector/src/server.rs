@@ -22,10 +22,10 @@ use redeliver_proto::v1::waiting_service_server::{
 use redeliver_runtime::http_server::{self, HttpLimits};
 use redeliver_runtime::listen::Listener;
 use redeliver_service::control::{self, Controls};
-use redeliver_service::followed::Followed;
 use redeliver_service::grpc::with_status_of_timeout;
 use redeliver_service::identity::{self, Authentication, Authenticator, authenticate};
 use redeliver_service::memory_budget::Reservation;
+use redeliver_store::Replica;
 use tokio_util::sync::CancellationToken;
 use tonic::service::Routes;
 use tonic_health::ServingStatus;
@@ -171,11 +171,11 @@ fn reserved_until_sent(mut response: Response) -> Response {
 async fn report_health(
     health: &HealthReporter,
     shared: &SharedState,
-    states: &Followed<GroupStates>,
+    states: &Replica<GroupStates>,
     stop: &CancellationToken,
 ) {
     let mut caught_up = shared.caught_up.subscribe();
-    while states.until_known(stop).await {
+    while states.wait_known(stop).await {
         let status = if *caught_up.borrow_and_update() {
             ServingStatus::Serving
         } else {

@@ -1,55 +1,40 @@
 //! Changes that cannot overlap, on a real broker.
 
-use std::cell::{Cell, RefCell};
+use std::cell::Cell;
+use std::convert::Infallible;
 use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
+use bytes::Bytes;
 use rdkafka::producer::{BaseRecord, DefaultProducerContext, Producer as _, ThreadedProducer};
-use redeliver_core::{Output, Record};
-use redeliver_kafka::exclusive::{Decide, ExclusiveError, ExclusiveWriter};
+use redeliver_core::{Headers, Output};
+use redeliver_kafka::exclusive::{ExclusiveError, ExclusiveWriter};
 use redeliver_kafka::reader::{ReadError, ReadTo, TopicReader};
 use redeliver_kafka::{KafkaClient, KafkaSettings, TopicId};
 use redeliver_testkit::kafka_request::delete_records;
 use redeliver_testkit::unique;
 
-use crate::support::{create_topic, output, settings};
+use crate::support::{create_topic, settings};
 
 const DEADLINE: Duration = Duration::from_secs(90);
 const WRITERS: usize = 3;
 const CHANGES: usize = 4;
 
-fn create(settings: &KafkaSettings, topic: &str) {
-    let runtime = tokio::runtime::Runtime::new().unwrap();
-    runtime.block_on(create_topic(settings, topic, 1));
+/// The offsets of a topic. Reads all of it.
+fn offsets(topic: &Arc<str>, timeout: Duration) -> Result<Vec<i64>, ReadError> {
+    let mut offsets = Vec::new();
+    whole(topic)?.read_to_end(timeout, |record| offsets.push(record.position.offset))?;
+    Ok(offsets)
 }
 
-/// Writes the number of records before it.
-struct Count<'t> {
-    topic: &'t Arc<str>,
-    records: usize,
-    most: usize,
-}
-
-impl Decide for Count<'_> {
-    type Decision = usize;
-    type Error = &'static str;
-
-    fn read(&mut self, _record: Record) {
-        self.records += 1;
-    }
-
-    fn decide(self) -> Result<(usize, Vec<Output>), &'static str> {
-        if self.records >= self.most {
-            return Err("enough");
-        }
-        let output = output(
-            self.topic.clone(),
-            Some(0),
-            Some("count".into()),
-            Some(self.records.to_string().into()),
-        );
-        Ok((self.records, vec![output]))
+fn output(topic: &Arc<str>, value: impl Into<Bytes>) -> Output {
+    Output {
+        topic: topic.clone(),
+        partition: Some(0),
+        key: Some("key".into()),
+        value: Some(value.into()),
+        headers: Headers::new(),
     }
 }
 
@@ -66,37 +51,42 @@ fn writer(topic: &Arc<str>) -> (KafkaSettings, ExclusiveWriter) {
     (settings, writer)
 }
 
+fn create(settings: &KafkaSettings, topic: &str) {
+    let creating = create_topic(settings, topic, 1);
+    let mut runtime = tokio::runtime::Builder::new_current_thread();
+    runtime.enable_all().build().unwrap().block_on(creating);
+}
+
 #[test]
 fn concurrent_changes_are_serialized() {
     let topic: Arc<str> = unique("exclusive").into();
-    let settings = settings("exclusive");
-    create(&settings, &topic);
-    let count = || {
-        let count = Count {
-            topic: &topic,
-            records: 0,
-            most: WRITERS * CHANGES,
-        };
-        Ok((whole(&topic)?, count))
+    create(&settings("exclusive"), &topic);
+    // Writes the number of records before it.
+    let count = |writer: &ExclusiveWriter| {
+        let read = |timeout| offsets(&topic, timeout);
+        writer.write(DEADLINE, read, |offsets| match offsets.len() {
+            count if count < WRITERS * CHANGES => Ok((count, vec![output(&topic, count.to_string())])),
+            _ => Err("enough"),
+        })
     };
     thread::scope(|scope| {
         for _ in 0..WRITERS {
             scope.spawn(|| {
                 let (_, writer) = writer(&topic);
                 for _ in 0..CHANGES {
-                    writer.write(DEADLINE, count).unwrap();
+                    count(&writer).unwrap();
                 }
             });
         }
     });
-    let (settings, writer) = writer(&topic);
-    let refused = writer.write(DEADLINE, count);
+    let (_, writer) = writer(&topic);
+    let refused = count(&writer);
     assert!(
         matches!(refused, Err(ExclusiveError::Refused("enough"))),
         "{refused:?}"
     );
     let mut values = Vec::new();
-    let mut reader = TopicReader::new(&settings, std::slice::from_ref(&topic)).unwrap();
+    let mut reader = whole(&topic).unwrap();
     reader
         .read_to_end(DEADLINE, |record| {
             values.push(String::from_utf8(record.value.unwrap().to_vec()).unwrap());
@@ -108,16 +98,42 @@ fn concurrent_changes_are_serialized() {
 }
 
 #[test]
-fn change_creates_no_topic() {
+fn record_refused_by_topic_fails_once() {
+    let topic: Arc<str> = unique("large").into();
+    let (settings, writer) = writer(&topic);
+    create(&settings, &topic);
+    let attempts = Cell::new(0);
+    let read = |_| {
+        attempts.set(attempts.get() + 1);
+        Ok(())
+    };
+    let failed = writer.write(DEADLINE, read, |()| {
+        // Larger than the topic permits, and not compressible.
+        let value: Vec<u8> = std::iter::repeat_with(|| fastrand::u8(..))
+            .take(2 << 20)
+            .collect();
+        Ok::<_, Infallible>(((), vec![output(&topic, value)]))
+    });
+    assert!(
+        matches!(
+            failed,
+            Err(ExclusiveError::Unavailable {
+                step: "committing",
+                ..
+            })
+        ),
+        "{failed:?}"
+    );
+    assert_eq!(attempts.get(), 1);
+}
+
+#[test]
+fn missing_topic_is_not_created() {
     let topic: Arc<str> = unique("missing").into();
     let (settings, writer) = writer(&topic);
-    let failed = writer.write(DEADLINE, || {
-        let count = Count {
-            topic: &topic,
-            records: 0,
-            most: 1,
-        };
-        Ok((whole(&topic)?, count))
+    let read = |timeout| offsets(&topic, timeout);
+    let failed = writer.write(DEADLINE, read, |_| {
+        Ok::<_, Infallible>(((), vec![output(&topic, "value")]))
     });
     let Err(ExclusiveError::Unavailable { source, .. }) = failed else {
         panic!("{failed:?}");
@@ -126,34 +142,9 @@ fn change_creates_no_topic() {
     assert!(TopicReader::new(&settings, &[topic]).is_err());
 }
 
-/// Notes the offsets of what it reads, and writes one record.
-struct Offsets<'t> {
-    topic: &'t Arc<str>,
-    seen: &'t RefCell<Vec<i64>>,
-}
-
-impl Decide for Offsets<'_> {
-    type Decision = ();
-    type Error = &'static str;
-
-    fn read(&mut self, record: Record) {
-        self.seen.borrow_mut().push(record.position.offset);
-    }
-
-    fn decide(self) -> Result<((), Vec<Output>), &'static str> {
-        let output = output(
-            self.topic.clone(),
-            Some(0),
-            Some("key".into()),
-            Some("value".into()),
-        );
-        Ok(((), vec![output]))
-    }
-}
-
 #[test]
-fn change_reads_only_new_records() {
-    const RECORDS: i64 = 500;
+fn change_reads_only_what_is_new() {
+    const RECORDS: i64 = 5_000;
     let topic: Arc<str> = unique("tail").into();
     let (settings, writer) = writer(&topic);
     create(&settings, &topic);
@@ -174,18 +165,14 @@ fn change_reads_only_new_records() {
     assert_eq!(reader.position(&topic, 0), Some(RECORDS));
     // A change that knows what was read up to here returns which offsets it has read.
     let change = |from: ReadTo| {
-        let (seen, continued) = (RefCell::default(), Cell::new(false));
-        let begin = || {
-            let (reader, continues) = TopicReader::continuing(&settings, &topic, 0, Some(from))?;
-            continued.set(continues);
-            let offsets = Offsets {
-                topic: &topic,
-                seen: &seen,
-            };
-            Ok((reader, offsets))
+        let read = |timeout| {
+            let (mut reader, continues) = TopicReader::continuing(&settings, &topic, 0, Some(from))?;
+            let mut seen = Vec::new();
+            reader.read_to_end(timeout, |record| seen.push(record.position.offset))?;
+            Ok((continues, seen))
         };
-        writer.write(DEADLINE, begin).unwrap();
-        (continued.get(), seen.into_inner())
+        let decide = |seen| Ok::<_, Infallible>((seen, vec![output(&topic, "value")]));
+        writer.write(DEADLINE, read, decide).unwrap()
     };
     let end = ReadTo {
         topic: id,

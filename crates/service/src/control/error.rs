@@ -2,8 +2,6 @@
 
 use std::time::Duration;
 
-use redeliver_core::error_chain::error_chain;
-use redeliver_kafka::exclusive::ExclusiveError;
 use redeliver_proto::error;
 use tonic::{Code, Status};
 
@@ -58,22 +56,22 @@ impl ControlError {
     #[must_use]
     pub fn of(name: &ControlName, error: ChangeError) -> Self {
         match error {
-            ExclusiveError::Refused(RefusedChange::Revised(value)) => Self::Revised {
+            ChangeError::Revised(revision) => Self::Revised {
                 name: name.clone(),
-                revision: value.map_or(0, |value| value.revision),
+                revision,
             },
-            ExclusiveError::Refused(refused @ RefusedChange::Unknown(_)) => Self::Newer(format!(
-                "{name} {refused}; upgrade this process, change it with the version that wrote it, or see docs/control.md"
+            error @ ChangeError::Unsupported(_) => Self::Newer(format!(
+                "{name} {error}; upgrade this process, change it with the version that wrote it, or see docs/control.md"
             )),
-            ExclusiveError::Refused(refused @ RefusedChange::Impossible) => Self::Invalid {
+            ChangeError::Refused(refused @ RefusedChange::Impossible) => Self::Invalid {
                 field: "name",
                 problem: refused.to_string(),
             },
-            ExclusiveError::Refused(refused @ RefusedChange::Overtaken(_)) => {
+            ChangeError::Refused(refused @ RefusedChange::Overtaken(_)) => {
                 Self::Unavailable(format!("{name} {refused}, and again after each repetition"))
             }
-            error @ ExclusiveError::Unavailable { .. } => Self::Unavailable(error_chain(&error)),
-            error @ ExclusiveError::Unknown(_) => Self::Unconfirmed(error_chain(&error)),
+            ChangeError::Unavailable(reason) => Self::Unavailable(reason),
+            ChangeError::Unconfirmed(reason) => Self::Unconfirmed(reason),
         }
     }
 
@@ -162,23 +160,23 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_a_change_that_was_not_written_is_to_be_repeated_without_a_look() {
-        let unavailable = |is_unknown: bool| -> ChangeError {
-            let source = "timed out".into();
-            if is_unknown {
-                ExclusiveError::Unknown(source)
-            } else {
-                ExclusiveError::Unavailable {
-                    step: "committing",
-                    source,
-                }
-            }
-        };
-        for (is_unknown, reason, code) in [
-            (true, "UNCONFIRMED", Code::Unknown),
-            (false, "KAFKA_UNAVAILABLE", Code::Unavailable),
+    fn unconfirmed_changes_are_not_retried() {
+        let reason = || "timed out".to_owned();
+        for (error, is_unknown, reason, code) in [
+            (
+                ChangeError::Unconfirmed(reason()),
+                true,
+                "UNCONFIRMED",
+                Code::Unknown,
+            ),
+            (
+                ChangeError::Unavailable(reason()),
+                false,
+                "KAFKA_UNAVAILABLE",
+                Code::Unavailable,
+            ),
         ] {
-            let error = ControlError::of(&ControlName::application("sms"), unavailable(is_unknown));
+            let error = ControlError::of(&ControlName::application("sms"), error);
             assert_eq!(error.retry_after().is_none(), is_unknown);
             assert_eq!(error.reason(), reason);
             let status = error.into_status();

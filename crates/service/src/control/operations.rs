@@ -18,13 +18,13 @@ use redeliver_core::error_chain::error_chain;
 use redeliver_core::{Clock, HumanDuration, Pipeline};
 use redeliver_kafka::KafkaSettings;
 use redeliver_kafka::ends::topic_ends;
-use redeliver_kafka::exclusive::ExclusiveError;
 use redeliver_proto::convert::to_timestamp;
 use redeliver_proto::v1;
 use redeliver_runtime::config::{Area, Verb};
+use redeliver_store::Writer;
 use tokio_util::sync::CancellationToken;
 
-use super::change::{Change, ChangeRequest, ControlWriter, RefusedChange, WantedRelease};
+use super::change::{Change, ChangeError, ChangeRequest, RefusedChange, WantedRelease};
 use super::settings::AppSettings;
 use super::snapshot::Problem;
 use super::value::{
@@ -49,7 +49,8 @@ const MAX_LOOKUPS: usize = 3;
 /// The operations.
 pub struct Controls {
     control: Control,
-    writer: ControlWriter,
+    writer: Writer<Snapshot>,
+    audit: AuditLog,
     apps: AppSettings,
     pipelines: Vec<Pipeline>,
     kafka: KafkaSettings,
@@ -121,7 +122,8 @@ impl Controls {
         gave_up: CancellationToken,
     ) -> Self {
         Self {
-            writer: ControlWriter::new(host, control.clone(), AuditLog::new(&host.config, service)),
+            writer: control.writer(host),
+            audit: AuditLog::new(&host.config, service),
             control,
             apps: AppSettings::of(&host.config),
             pipelines: topics::pipelines(&host.config),
@@ -220,7 +222,7 @@ impl Controls {
         Ok(self.show(&name, &snapshot))
     }
 
-    async fn write(&self, by: CallerName, wanted: WantedChange) -> Result<Option<Value>, ControlError> {
+    async fn write(&self, by: CallerName, wanted: WantedChange) -> Result<Option<Arc<Value>>, ControlError> {
         let WantedChange {
             name,
             verb,
@@ -235,13 +237,18 @@ impl Controls {
                 by: by.clone(),
                 why: why.clone(),
                 expected_revision,
+                at: self.clock.now(),
+                audit: self.audit.clone(),
             };
             match self.writer.change(request).await {
-                Err(ExclusiveError::Refused(RefusedChange::Overtaken(revision))) if lookups < MAX_LOOKUPS => {
+                Err(ChangeError::Refused(RefusedChange::Overtaken(revision))) if lookups < MAX_LOOKUPS => {
                     lookups += 1;
-                    self.control.until_read(&name, revision).await;
+                    self.control.wait_applied(&name, revision).await;
                 }
-                changed => return changed.map_err(|error| ControlError::of(&name, error)),
+                changed => {
+                    let changed = changed.map_err(|error| ControlError::of(&name, error))?;
+                    return Ok(changed.document);
+                }
             }
         }
     }
@@ -337,7 +344,7 @@ impl Controls {
                 pipelines.any(|pipeline| pipeline.name == *name && pipeline.long_waits.is_some())
             }
         };
-        if is_configured || snapshot.contains(name) {
+        if is_configured || snapshot.entry(name).is_some() {
             return Ok(());
         }
         Err(ControlError::Unknown(name.clone()))

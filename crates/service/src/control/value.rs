@@ -10,6 +10,7 @@ use redeliver_proto::convert::{from_timestamp, to_timestamp};
 use redeliver_proto::v1::control_record::Desired as ProtoDesired;
 use redeliver_proto::v1::rate_limit::Limit;
 use redeliver_proto::{Message as _, has_unknown_fields, v1};
+use redeliver_store::Document;
 
 use super::name::ControlName;
 
@@ -260,6 +261,36 @@ pub enum InvalidValue {
     /// The topic or an offset is missing or out of range.
     #[error("has an invalid release")]
     Release,
+}
+
+impl Document for Value {
+    type Key = ControlName;
+    type Invalid = InvalidValue;
+
+    // It may want a pause, so what it names is paused.
+    const IF_UNREADABLE: &'static str = ", and is paused until it can be read";
+
+    fn parse_key(key: &str) -> Option<ControlName> {
+        key.parse().ok()
+    }
+
+    fn record_key(name: &ControlName) -> String {
+        name.to_string()
+    }
+
+    fn decode(name: &ControlName, value: &Bytes) -> Result<Self, InvalidValue> {
+        let value = Self::decode(value)?;
+        let fits = value.desired.fits(name);
+        fits.then_some(value).ok_or(InvalidValue::Kind)
+    }
+
+    fn revision(&self) -> u64 {
+        self.revision
+    }
+
+    fn change_id(&self) -> &Bytes {
+        &self.change_id
+    }
 }
 
 impl Value {

@@ -1,7 +1,5 @@
 //! `ResolveGroup`, `MuteGroup`, `ReopenGroup` and `AnnotateGroup`. How a change is written is in [`crate::group_states::change`].
 
-use redeliver_core::error_chain::error_chain;
-use redeliver_kafka::exclusive::ExclusiveError;
 use redeliver_proto::convert::from_timestamp;
 use redeliver_proto::error::{invalid, status};
 use redeliver_proto::v1;
@@ -13,7 +11,7 @@ use super::{Api, query_failed};
 use crate::access::Viewer;
 use crate::fingerprint::GroupId;
 use crate::group_states::Decided;
-use crate::group_states::change::{Change, ChangeError, ChangeRequest, RefusedChange};
+use crate::group_states::change::{Change, ChangeError, ChangeRequest};
 use crate::index::{self, GroupQuery};
 
 /// The maximum size of a reason, in bytes.
@@ -84,7 +82,7 @@ impl Api {
         let answer = self.completeness_message(&completeness, viewer);
         if group.is_some() {
             viewer.require_operating(topics.keys().map(String::as_str))?;
-        } else if topics.is_empty() && viewer.sees_all() && change.is_reset() && states.get(id).is_some() {
+        } else if topics.is_empty() && viewer.sees_all() && change.is_reset() && states.get(&id).is_some() {
             // Otherwise, a group that has no dead letters any more would keep its place until it has some again.
             viewer.require_all(Verb::Operate)?;
         } else {
@@ -99,8 +97,10 @@ impl Api {
             at: requested_at,
             last: topics.values().max().copied(),
             as_of: completeness.as_of,
+            audit: self.groups.audit.clone(),
         });
-        let value = changing.await.map_err(|error| change_failed(id, error))?;
+        let changed = changing.await.map_err(|error| change_failed(id, error))?;
+        let value = changed.document;
         let Some(mut group) = group else {
             let value = value.unwrap_or_default();
             return Ok(without_letters(id, &value, self.clock.now()));
@@ -114,7 +114,7 @@ impl Api {
         Ok(message(
             group,
             completeness.are_states_known(),
-            value.as_ref(),
+            value.as_deref(),
             None,
         ))
     }
@@ -135,41 +135,31 @@ pub(super) fn check_text(field: &str, text: &str, limit: usize, reason: &str) ->
 
 fn change_failed(id: GroupId, error: ChangeError) -> Status {
     let (code, reason, text) = match error {
-        ExclusiveError::Refused(refused) => match refused {
-            RefusedChange::Revised(revision) => (
-                Code::Aborted,
-                "GROUP_REVISED",
-                format!("group `{id}` has revision {revision}; get it again before you change it"),
-            ),
-            RefusedChange::Unknown(_) => (
-                Code::FailedPrecondition,
-                "GROUP_UNKNOWN_FORMAT",
-                format!(
-                    "group `{id}` {refused}; change it with the version that wrote it, or see docs/dead-letters.md"
-                ),
-            ),
-            RefusedChange::TooMany => (
-                Code::ResourceExhausted,
-                "TOO_MANY_GROUP_STATES",
-                format!(
-                    "group `{id}` {refused}; reopen groups that no longer matter, and remove their notes: redeliver dlq groups --without-dead-letters lists some"
-                ),
-            ),
-        },
-        error @ ExclusiveError::Unavailable { .. } => (
-            Code::Unavailable,
-            "KAFKA_UNAVAILABLE",
+        ChangeError::Revised(revision) => (
+            Code::Aborted,
+            "GROUP_REVISED",
+            format!("group `{id}` has revision {revision}; get it again before you change it"),
+        ),
+        ChangeError::Unsupported(_) => (
+            Code::FailedPrecondition,
+            "GROUP_UNKNOWN_FORMAT",
             format!(
-                "Kafka did not take the change; nothing was written ({})",
-                error_chain(&error)
+                "group `{id}` {error}; change it with the version that wrote it, or see docs/dead-letters.md"
             ),
         ),
-        error @ ExclusiveError::Unknown(_) => (
+        ChangeError::Refused(refused) => (
+            Code::ResourceExhausted,
+            "TOO_MANY_GROUP_STATES",
+            format!(
+                "group `{id}` {refused}; reopen groups that no longer matter, and remove their notes: redeliver dlq groups --without-dead-letters lists some"
+            ),
+        ),
+        ChangeError::Unavailable(_) => (Code::Unavailable, "KAFKA_UNAVAILABLE", error.to_string()),
+        ChangeError::Unconfirmed(reason) => (
             Code::Unknown,
             "UNCONFIRMED",
             format!(
-                "Kafka did not confirm the change, so it may or may not take effect; repeat it with the expected revision ({})",
-                error_chain(&error)
+                "Kafka did not confirm the change, so it may or may not take effect; repeat it with the expected revision ({reason})"
             ),
         ),
     };
@@ -184,17 +174,15 @@ mod tests {
 
     #[test]
     fn unknown_commit_is_unconfirmed() {
+        let timed_out = || "timed out".to_owned();
         for (error, code, expected) in [
             (
-                ExclusiveError::Unknown("timed out".into()),
+                ChangeError::Unconfirmed(timed_out()),
                 Code::Unknown,
                 "UNCONFIRMED",
             ),
             (
-                ExclusiveError::Unavailable {
-                    step: "committing",
-                    source: "timed out".into(),
-                },
+                ChangeError::Unavailable(timed_out()),
                 Code::Unavailable,
                 "KAFKA_UNAVAILABLE",
             ),

@@ -105,21 +105,21 @@ impl Api {
         let known = states.clone();
         let with_letters = self
             .pool
-            .query(move |connection| index::with_letters(connection, known.values().map(|(id, _)| id)))
+            .query(move |connection| index::with_letters(connection, known.documents().map(|(id, _)| *id)))
             .await
             .map_err(|error| query_failed(&error))?;
         let is_wanted =
             |value: &Value| wanted.is_empty() || wanted.contains(&state_without_letters(value, now));
         let without = states
-            .values()
-            .filter(|(id, value)| !value.says_nothing() && !with_letters.contains(id) && is_wanted(value));
+            .documents()
+            .filter(|(id, value)| !value.says_nothing() && !with_letters.contains(*id) && is_wanted(value));
         let mut without: Vec<(Cursor, GroupId)> = without
             .map(|(id, value)| {
                 let cursor = Cursor {
                     dead_at: value.last_time().map_or(i64::MIN, Timestamp::as_millis),
                     id_hash: id.number().cast_unsigned(),
                 };
-                (cursor, id)
+                (cursor, *id)
             })
             .filter(|(cursor, _)| after.is_none_or(|after| *cursor > after))
             .collect();
@@ -127,7 +127,7 @@ impl Api {
         let next = (without.len() > size).then(|| without[size - 1].0);
         without.truncate(size);
         let groups = without.into_iter().filter_map(|(cursor, id)| {
-            let value = states.get(id)?;
+            let value = states.get(&id)?;
             Some((cursor, without_letters(id, value, now)))
         });
         let (page, end) = fitting(groups, size);
@@ -174,7 +174,7 @@ impl Api {
 
     /// The states of groups.
     pub(super) fn group_states(&self) -> Result<Arc<GroupStates>, Status> {
-        self.groups.states.contents().ok_or_else(|| {
+        self.groups.states.state().ok_or_else(|| {
             let text = format!("the topic `{TOPIC}` was not read yet; retry later, or see /readyz");
             status(Code::Unavailable, text, "GROUP_STATES_UNKNOWN", [])
         })
@@ -257,7 +257,7 @@ pub(super) fn in_group(id: GroupId) -> Expr {
 }
 
 fn with_state(group: IndexedGroup, are_states_known: bool, states: &GroupStates) -> v1::Group {
-    let (value, problem) = (states.get(group.id), states.problem(group.id));
+    let (value, problem) = (states.get(&group.id), states.problem(&group.id));
     message(group, are_states_known, value.map(|value| &**value), problem)
 }
 

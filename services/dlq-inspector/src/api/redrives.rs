@@ -8,8 +8,6 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use redeliver_core::Position;
-use redeliver_core::error_chain::error_chain;
-use redeliver_kafka::exclusive::ExclusiveError;
 use redeliver_kafka::survey::Surveyor;
 use redeliver_proto::convert::{from_timestamp, to_timestamp};
 use redeliver_proto::error::{invalid, status};
@@ -17,7 +15,8 @@ use redeliver_proto::page::fitting;
 use redeliver_proto::v1;
 use redeliver_proto::v1::redrive_service_server::RedriveService;
 use redeliver_runtime::config::Verb;
-use redeliver_service::followed::Followed;
+use redeliver_service::audit::AuditLog;
+use redeliver_store::{Replica, Writer};
 use tonic::{Code, Request, Response, Status};
 
 use super::convert::position_message;
@@ -26,7 +25,7 @@ use super::token::{NameToken, PageToken, query_hash};
 use super::{Api, bounded};
 use crate::access::Viewer;
 use crate::index::{Cursor, IndexedLetter};
-use crate::redrive::change::{Change, ChangeError, ChangeRequest, JobChange, JobWriter, RefusedChange};
+use crate::redrive::change::{Change, ChangeError, ChangeRequest, JobChange, RefusedChange};
 use crate::redrive::job::{self, CHUNK, Item, Job};
 use crate::redrive::jobs::{Entry, Jobs, Problem};
 use crate::redrive::pace::waits_until;
@@ -42,8 +41,9 @@ const MAX_ID: usize = 32;
 /// The jobs. Cheap to clone.
 #[derive(Clone)]
 pub(crate) struct Redrives {
-    pub(crate) jobs: Followed<Jobs>,
-    pub(crate) writer: JobWriter,
+    pub(crate) jobs: Replica<Jobs>,
+    pub(crate) writer: Writer<Jobs>,
+    pub(crate) audit: AuditLog,
     pub(crate) destinations: Arc<Destinations>,
     /// Tells what the destinations accept.
     pub(crate) surveyor: Surveyor,
@@ -180,7 +180,7 @@ impl Api {
     }
 
     fn jobs(&self) -> Result<Arc<Jobs>, Status> {
-        self.redrives.jobs.contents().ok_or_else(|| {
+        self.redrives.jobs.state().ok_or_else(|| {
             let text = "the topic of redrives was not read yet; retry later";
             status(Code::Unavailable, text, "REDRIVES_UNKNOWN", [])
         })
@@ -189,7 +189,7 @@ impl Api {
     /// The record that a job has written for a dead letter, if the caller sees the job.
     pub(super) fn redriven_as(&self, viewer: &Viewer, letter: &IndexedLetter) -> Option<v1::RedrivenAs> {
         // Without the topic of jobs, the dead letter is shown as well.
-        let jobs = self.redrives.jobs.contents()?;
+        let jobs = self.redrives.jobs.state()?;
         let item = Item {
             id: letter.id.clone(),
             content: letter.content,
@@ -207,11 +207,11 @@ impl Api {
         let is_id = id.len() <= MAX_ID && id.bytes().all(|byte| byte.is_ascii_hexdigit());
         let is_known = |jobs: &Jobs| jobs.get(id).is_some() || jobs.problem(id).is_some();
         if !is_known(&*self.jobs()?) && is_id {
-            self.redrives.jobs.until_read(is_known).await;
+            self.redrives.jobs.wait_applied(is_known).await;
         }
         let jobs = self.jobs()?;
         if let Some(problem) = jobs.problem(id) {
-            let text = unknown_format(problem);
+            let text = unknown_format(&problem);
             return Err(status(
                 Code::FailedPrecondition,
                 text,
@@ -273,9 +273,10 @@ impl Api {
             change,
             by: viewer.name().clone(),
             at: self.clock.now(),
+            audit: self.redrives.audit.clone(),
         });
-        let id = changing.await.map_err(|error| change_failed(&error))?;
-        self.redrive_message(viewer, &id).await
+        let changed = changing.await.map_err(|error| change_failed(&error))?;
+        self.redrive_message(viewer, &changed.key).await
     }
 
     /// A job, with what has come back up to now.
@@ -422,7 +423,7 @@ impl Api {
 }
 
 /// What to do about a job that this version does not change.
-fn unknown_format(problem: Problem) -> String {
+fn unknown_format(problem: &Problem) -> String {
     format!("the redrive {problem}; upgrade this inspector, or change it with the version that wrote it")
 }
 
@@ -433,72 +434,59 @@ fn no_job(id: &str) -> Status {
 
 fn change_failed(error: &ChangeError) -> Status {
     let (code, reason, text) = match error {
-        ExclusiveError::Refused(refused) => match refused {
-            RefusedChange::Missing => (
-                Code::NotFound,
-                "REDRIVE_NOT_FOUND",
-                "no such redrive; it was removed meanwhile".to_owned(),
-            ),
-            RefusedChange::Revised(revision) => (
-                Code::Aborted,
-                "REDRIVE_REVISED",
-                format!("the redrive has revision {revision}; get it again before you change it"),
-            ),
-            RefusedChange::State(state) => (
-                Code::FailedPrecondition,
-                "REDRIVE_STATE",
-                format!(
-                    "the redrive is {}, so that this change makes no sense",
-                    state.as_str_name().trim_start_matches("REDRIVE_STATE_")
-                ),
-            ),
-            RefusedChange::Unknown(problem) => (
-                Code::FailedPrecondition,
-                "REDRIVE_UNKNOWN_FORMAT",
-                unknown_format(*problem),
-            ),
-            RefusedChange::RequestIdUsed(id) => return plan::request_id_used(id),
-            RefusedChange::TooMany => (
-                Code::ResourceExhausted,
-                "TOO_MANY_REDRIVES",
-                "there are too many redrives that have not ended; cancel some".to_owned(),
-            ),
-            RefusedChange::TooManyEdits => (
-                Code::ResourceExhausted,
-                "TOO_MANY_EDITS",
-                format!(
-                    "the edits of all redrives would take more than {} MiB; cancel some edits that have not ended, or make this one smaller",
-                    MAX_EDIT_BYTES >> 20
-                ),
-            ),
-        },
-        ExclusiveError::Unavailable { .. } => (
-            Code::Unavailable,
-            "KAFKA_UNAVAILABLE",
+        // A job never loses its revision.
+        ChangeError::Revised(0) | ChangeError::Refused(RefusedChange::Missing) => (
+            Code::NotFound,
+            "REDRIVE_NOT_FOUND",
+            "no such redrive; it was removed meanwhile".to_owned(),
+        ),
+        ChangeError::Revised(revision) => (
+            Code::Aborted,
+            "REDRIVE_REVISED",
+            format!("the redrive has revision {revision}; get it again before you change it"),
+        ),
+        ChangeError::Unsupported(problem) => (
+            Code::FailedPrecondition,
+            "REDRIVE_UNKNOWN_FORMAT",
+            unknown_format(problem),
+        ),
+        ChangeError::Refused(RefusedChange::Invalid(invalid)) => (
+            Code::FailedPrecondition,
+            "REDRIVE_UNKNOWN_FORMAT",
+            unknown_format(&Problem::Unreadable(*invalid)),
+        ),
+        ChangeError::Refused(RefusedChange::State(state)) => (
+            Code::FailedPrecondition,
+            "REDRIVE_STATE",
             format!(
-                "Kafka did not take the change; nothing was written ({})",
-                error_chain_of(error)
+                "the redrive is {}, so that this change makes no sense",
+                state.as_str_name().trim_start_matches("REDRIVE_STATE_")
             ),
         ),
-        ExclusiveError::Unknown(_) => (
+        ChangeError::Refused(RefusedChange::RequestIdUsed(id)) => return plan::request_id_used(id),
+        ChangeError::Refused(RefusedChange::TooMany) => (
+            Code::ResourceExhausted,
+            "TOO_MANY_REDRIVES",
+            "there are too many redrives that have not ended; cancel some".to_owned(),
+        ),
+        ChangeError::Refused(RefusedChange::TooManyEdits) => (
+            Code::ResourceExhausted,
+            "TOO_MANY_EDITS",
+            format!(
+                "the edits of all redrives would take more than {} MiB; cancel some edits that have not ended, or make this one smaller",
+                MAX_EDIT_BYTES >> 20
+            ),
+        ),
+        ChangeError::Unavailable(_) => (Code::Unavailable, "KAFKA_UNAVAILABLE", error.to_string()),
+        ChangeError::Unconfirmed(reason) => (
             Code::Unknown,
             "UNCONFIRMED",
             format!(
-                "Kafka did not confirm the change, so it may or may not take effect; repeat it with the request id or the expected revision ({})",
-                error_chain_of(error)
+                "Kafka did not confirm the change, so it may or may not take effect; repeat it with the request id or the expected revision ({reason})"
             ),
         ),
     };
     status(code, text, reason, [])
-}
-
-/// The causes of a failure that is no refusal.
-fn error_chain_of(error: &ChangeError) -> String {
-    match error {
-        ExclusiveError::Refused(_) => String::new(),
-        ExclusiveError::Unavailable { step, source } => format!("{step}: {}", error_chain(&**source)),
-        ExclusiveError::Unknown(source) => error_chain(&**source),
-    }
 }
 
 #[cfg(test)]
@@ -506,18 +494,17 @@ mod tests {
     use redeliver_proto::error::reason;
 
     use super::*;
-    use crate::redrive::job::InvalidValue;
 
     #[test]
     fn refusal_names_limit_or_remedy() {
-        let refused = |refused| {
-            let status = change_failed(&ExclusiveError::Refused(refused));
+        let refused = |error| {
+            let status = change_failed(&error);
             (reason(&status).unwrap(), status.message().to_owned())
         };
-        let (reason, text) = refused(RefusedChange::TooManyEdits);
+        let (reason, text) = refused(ChangeError::Refused(RefusedChange::TooManyEdits));
         assert_eq!(reason, "TOO_MANY_EDITS");
         assert!(text.contains("more than 64 MiB"), "{text}");
-        let (reason, text) = refused(RefusedChange::Unknown(Problem::Value(InvalidValue::Newer)));
+        let (reason, text) = refused(ChangeError::Unsupported(Problem::Newer));
         assert_eq!(reason, "REDRIVE_UNKNOWN_FORMAT");
         assert!(
             text.contains("was written by a newer version") && text.contains("upgrade this inspector"),

@@ -4,9 +4,13 @@ use bytes::Bytes;
 use redeliver_core::Timestamp;
 use redeliver_proto::convert::{from_timestamp, to_timestamp};
 use redeliver_proto::{Message as _, has_unknown_fields, v1};
+use redeliver_store::Document;
 
 use super::state::{Decided, Decision};
+use crate::fingerprint::GroupId;
 
+/// The prefix of keys.
+const KEY: &str = "group/";
 /// The newest format that this version knows.
 const FORMAT: u32 = 0;
 /// The maximum size of a value, in bytes. What this version writes is smaller.
@@ -110,6 +114,38 @@ impl Value {
             }),
         };
         record.encode_to_vec().into()
+    }
+}
+
+impl Document for Value {
+    type Key = GroupId;
+    type Invalid = InvalidValue;
+
+    const IF_UNREADABLE: &'static str = ", and the group is open until it can be read";
+    const IF_NEWER: &'static str = ", and shown as far as this one knows it";
+
+    fn parse_key(key: &str) -> Option<GroupId> {
+        key.strip_prefix(KEY)?.parse().ok()
+    }
+
+    fn record_key(id: &GroupId) -> String {
+        format!("{KEY}{id}")
+    }
+
+    fn decode(_id: &GroupId, value: &Bytes) -> Result<Self, InvalidValue> {
+        Self::decode(value)
+    }
+
+    fn revision(&self) -> u64 {
+        self.revision
+    }
+
+    fn change_id(&self) -> &Bytes {
+        &self.change_id
+    }
+
+    fn is_newer(&self) -> bool {
+        self.is_newer
     }
 }
 

@@ -5,7 +5,6 @@ use std::sync::{Arc, LazyLock};
 
 use redeliver_core::{Headers, Record, Timestamp};
 use redeliver_kafka::TopicId;
-use redeliver_service::followed::Contents;
 use tempfile::TempDir;
 
 use super::positions::read_topic_ids;

@@ -14,7 +14,7 @@ use redeliver_core::Clock;
 use redeliver_core::error_chain::error_chain;
 use redeliver_core::wait::{Backoff, LogThrottle};
 use redeliver_runtime::health::Part;
-use redeliver_service::followed::Followed;
+use redeliver_store::Replica;
 use tokio_util::sync::CancellationToken;
 
 use super::Indexed;
@@ -68,7 +68,7 @@ pub(crate) struct WriterThread {
     pub(crate) clock: Arc<dyn Clock>,
     pub(crate) part: Part,
     pub(crate) metrics: Metrics,
-    pub(crate) group_states: Followed<GroupStates>,
+    pub(crate) group_states: Replica<GroupStates>,
     pub(crate) stop: CancellationToken,
 }
 
@@ -396,7 +396,7 @@ impl OpenIndex {
         if self.new_groups.is_empty() {
             return;
         }
-        let (states, now) = (self.thread.group_states.contents(), self.thread.clock.now());
+        let (states, now) = (self.thread.group_states.state(), self.thread.clock.now());
         let Some(states) = states.or_else(|| (self.new_groups.len() > MAX_NEW_GROUPS).then(Arc::default))
         else {
             return;
@@ -506,13 +506,12 @@ mod tests {
     use prometheus_client::registry::Registry;
     use redeliver_core::{Record, Timestamp};
     use redeliver_runtime::health::Health;
-    use redeliver_service::followed::Contents as _;
     use redeliver_testkit::eventually;
 
     use super::*;
     use crate::fixtures::record_at;
     use crate::group_states::contents::tests as states;
-    use crate::group_states::{self, Decided};
+    use crate::group_states::Decided;
     use crate::index::{self, FILE, Index};
     use crate::ledger;
     use crate::letter::Letter;
@@ -553,13 +552,13 @@ mod tests {
         directory: &Path,
         run: impl FnOnce(WriterThread) -> Result<(), IndexError> + Send + 'static,
     ) -> Running {
-        let (group_states, _) = Followed::fixed(Some(GroupStates::default()));
+        let (group_states, _) = Replica::fixed(Some(GroupStates::default()));
         start_with_states(directory, group_states, run)
     }
 
     fn start_with_states(
         directory: &Path,
-        group_states: Followed<GroupStates>,
+        group_states: Replica<GroupStates>,
         run: impl FnOnce(WriterThread) -> Result<(), IndexError> + Send + 'static,
     ) -> Running {
         let mut registry = Registry::default();
@@ -720,7 +719,7 @@ mod tests {
         running.until("ready");
         running.end();
         // The topic of group states is read later than the first dead letters of this process.
-        let (states, sender) = Followed::fixed(None);
+        let (states, sender) = Replica::fixed(None);
         let running = start_with_states(directory.path(), states, WriterThread::run);
         running.opened.recv().unwrap();
         let changes = ["a-dlq", "b-dlq", "c-dlq", "d-dlq"].map(|topic| letters(topic, 1));
@@ -732,9 +731,7 @@ mod tests {
             let Change::Letters(letters) = change else {
                 panic!("{change:?}");
             };
-            let key = group_states::contents::key(letters[0].group);
-            let value = states::decided(what, 0, 1).encode();
-            known.apply(&states::record(&key, Some(value)));
+            known.insert(letters[0].group, states::decided(what, 0, 1));
         }
         running.send(Message::Changes {
             batch: 1,

@@ -3,19 +3,16 @@
 use std::sync::Arc;
 
 use bytes::Bytes;
-use redeliver_core::{Headers, Output, Record, Timestamp};
-use redeliver_kafka::KafkaSettings;
-use redeliver_kafka::exclusive::{Decide, ExclusiveError};
+use redeliver_core::Timestamp;
 use redeliver_proto::convert::to_timestamp;
 use redeliver_proto::{Message as _, v1};
 use redeliver_service::audit::{Action, AuditLog, Entry as AuditEntry, MAX_IDS};
-use redeliver_service::followed::{Contents as _, Followed, FollowedWriter, change_id};
 use redeliver_service::identity::CallerName;
+use redeliver_store::{ChangeId, Decision};
 
 use super::edit::Edit;
 use super::job::{self, InvalidValue, Item, Job, Wanted};
-use super::jobs::{Entry, Jobs, Problem, job_key, plan_key};
-use super::own_id;
+use super::jobs::{Entry, Jobs, job_key, plan_key};
 use super::room::{self, New};
 
 /// A request.
@@ -27,6 +24,8 @@ pub struct ChangeRequest {
     pub by: CallerName,
     /// When.
     pub at: Timestamp,
+    /// Where the change is recorded, in the same transaction.
+    pub audit: AuditLog,
 }
 
 /// What to change.
@@ -60,12 +59,10 @@ pub enum JobChange {
 pub enum RefusedChange {
     /// There is no such job.
     Missing,
-    /// It has another revision than the expected one.
-    Revised(u64),
     /// The change makes no sense in this state.
     State(v1::RedriveState),
-    /// This version would lose something of the job.
-    Unknown(Problem),
+    /// No version could read the job.
+    Invalid(InvalidValue),
     /// The caller has planned this job with the same request id and another request.
     RequestIdUsed(String),
     /// There is no room for another job.
@@ -75,171 +72,114 @@ pub enum RefusedChange {
 }
 
 /// Why a change has failed.
-pub type ChangeError = ExclusiveError<RefusedChange>;
+pub type ChangeError = redeliver_store::ChangeError<Job, RefusedChange>;
 
-/// Changes the topic that `jobs` follows. Cheap to clone.
-#[derive(Clone)]
-pub struct JobWriter {
-    writer: FollowedWriter<Jobs>,
-    audit: AuditLog,
-    jobs: Followed<Jobs>,
-}
+impl redeliver_store::Change for ChangeRequest {
+    type State = Jobs;
+    type Refused = RefusedChange;
 
-impl JobWriter {
-    /// A writer. Each change is recorded in the audit log, in the same transaction.
-    #[must_use]
-    pub fn new(kafka: &KafkaSettings, topic: &str, audit: AuditLog, jobs: Followed<Jobs>) -> Self {
-        Self {
-            writer: FollowedWriter::new(kafka, &own_id(topic), topic, &jobs),
-            audit,
-            jobs,
+    fn key(&self, id: ChangeId) -> String {
+        match &self.change {
+            Change::Plan(..) | Change::Edit(..) => new_id(self.at, id),
+            Change::Job(job, ..) => job.clone(),
         }
     }
 
-    /// Makes a change, and returns the id of the job. When this returns, the change is durable, and this process has read it.
-    ///
-    /// # Errors
-    /// [`ChangeError`] says whether something may have been written.
-    pub async fn change(&self, request: ChangeRequest) -> Result<String, ChangeError> {
-        let request = Arc::new(request);
-        let (pending, audit) = (request.clone(), self.audit.clone());
-        let changing = self.writer.write(move |topic, id, jobs| PendingChange {
-            request: pending.clone(),
-            audit: audit.clone(),
-            id,
-            change_id: change_id(id),
-            topic: topic.clone(),
-            jobs,
-        });
-        let job = changing.await?;
-        let (id, revision) = (job.spec().id.clone(), job.record.revision);
-        let wanted = job.wanted;
-        tracing::info!(id, revision, by = %request.by, ?wanted, "redrive changed");
-        let has_read = |jobs: &Jobs| {
-            let known = jobs.get(&id).and_then(|entry| entry.job());
-            known.is_some_and(|known| known.record.revision >= revision)
-        };
-        self.jobs.until_read(has_read).await;
-        Ok(id)
-    }
-}
-
-/// A change that is being decided.
-struct PendingChange {
-    request: Arc<ChangeRequest>,
-    audit: AuditLog,
-    id: u128,
-    change_id: Bytes,
-    topic: Arc<str>,
-    jobs: Jobs,
-}
-
-impl Decide for PendingChange {
-    type Decision = Job;
-    type Error = RefusedChange;
-
-    fn read(&mut self, record: Record) {
-        self.jobs.apply(&record);
-    }
-
-    fn decide(self) -> Result<(Job, Vec<Output>), RefusedChange> {
-        // What a previous attempt has written, whose outcome was unknown.
-        let own = self
-            .jobs
-            .iter()
-            .find(|(_, _, job)| job.record.change_id == self.change_id);
-        if let Some((_, _, job)) = own {
-            return Ok((job, Vec::new()));
-        }
-        match &self.request.change {
-            Change::Plan(record, items) => self.plan(record, items, None),
-            Change::Edit(record, item, edit) => self.plan(record, std::slice::from_ref(item), Some(edit)),
-            Change::Job(id, expected, change) => self.change(id, *expected, *change),
+    fn expected_revision(&self) -> Option<u64> {
+        match &self.change {
+            Change::Plan(..) | Change::Edit(..) => None,
+            Change::Job(_, expected, _) => *expected,
         }
     }
+
+    fn decide(&self, jobs: &Jobs, id: ChangeId) -> Result<Decision<Jobs>, RefusedChange> {
+        match &self.change {
+            Change::Plan(record, items) => self.plan(jobs, id, record, items, None),
+            Change::Edit(record, item, edit) => {
+                self.plan(jobs, id, record, std::slice::from_ref(item), Some(edit))
+            }
+            Change::Job(job, _, change) => self.change_job(jobs, id, job, *change),
+        }
+    }
+
+    fn log(&self, job: &Job) {
+        let (id, revision, by, wanted) = (&job.spec().id, job.record.revision, &self.by, job.wanted);
+        tracing::info!(id, revision, %by, ?wanted, "redrive changed");
+    }
 }
 
-impl PendingChange {
+impl ChangeRequest {
     fn plan(
         &self,
+        jobs: &Jobs,
+        id: ChangeId,
         record: &v1::RedriveRecord,
         items: &[Item],
         edit: Option<&Edit>,
-    ) -> Result<(Job, Vec<Output>), RefusedChange> {
-        let ChangeRequest { by, at, .. } = &*self.request;
-        let same = self.jobs.of_request(by, &record.request_id);
-        if let Some(job) = same {
+    ) -> Result<Decision<Jobs>, RefusedChange> {
+        let Self { by, at, .. } = self;
+        if let Some(job) = jobs.of_request(by, &record.request_id) {
+            let same = job.spec().id.clone();
             if job.record.request_hash != record.request_hash {
-                return Err(RefusedChange::RequestIdUsed(job.spec().id.clone()));
+                return Err(RefusedChange::RequestIdUsed(same));
             }
-            return Ok((job, Vec::new()));
+            return Ok(Decision::Unchanged(same));
         }
         let mut chunks = job::chunks(items);
         let mut record = record.clone();
         if let (Some(edit), Some(chunk)) = (edit, chunks.first_mut()) {
             chunk.edit = Some(edit.to_record());
         }
-        record.revision = 1;
-        record.change_id = self.change_id.clone();
         record.chunks = u32::try_from(chunks.len()).unwrap_or(u32::MAX);
         if let Some(redrive) = &mut record.redrive {
-            redrive.id = new_id(*at, self.id);
+            redrive.id = new_id(*at, id);
             redrive.created_by = by.to_string();
             redrive.created_at = Some(to_timestamp(*at));
             let parts = edit.map(Edit::parts).unwrap_or_default();
             redrive.edited = parts.into_iter().map(str::to_owned).collect();
         }
-        let job = self.changed(record)?;
+        let job = self.changed(record, 1, id)?;
         let edit_bytes = chunks.first().filter(|_| edit.is_some());
         let edit_bytes = edit_bytes.map_or(0, v1::RedrivePlanChunk::encoded_len);
         let new = New {
             letters: u32::try_from(items.len()).unwrap_or(u32::MAX),
             edit_bytes,
         };
-        let removed = room::make(&self.jobs, new, *at)?;
-        let id = &job.spec().id;
-        let mut outputs: Vec<Output> = Vec::new();
-        for (number, chunk) in (0..).zip(chunks) {
-            outputs.push(self.output(plan_key(id, number), Some(chunk.encode_to_vec())));
-        }
-        outputs.push(self.output(job_key(id), Some(job.record.encode_to_vec())));
-        for key in removed {
-            outputs.push(self.output(key, None));
-        }
+        let removed = room::make(jobs, new, *at)?;
+        let plan = (0..).zip(&chunks).map(|(number, chunk)| {
+            let key = plan_key(&job.spec().id, number);
+            (key, Some(Bytes::from(chunk.encode_to_vec())))
+        });
+        let records = plan.chain([written(&job)]);
+        let records = records.chain(removed.into_iter().map(|key| (key, None)));
         let ids = items.iter().take(MAX_IDS).map(|item| item.id.to_string());
         let entry = AuditEntry {
             filter: job.spec().filter.clone(),
             count: u64::from(job.spec().total),
             ids: ids.collect(),
-            ..self.entry(&job, Action::PlanRedrive, planned(&job, edit))
+            ..self.entry(&job, id, Action::PlanRedrive, planned(&job, edit))
         };
-        outputs.push(self.audit.record(entry, *at));
-        Ok((job, outputs))
+        Ok(Decision::Write {
+            records: records.collect(),
+            entry: self.audit.record(entry, *at),
+            document: job,
+        })
     }
 
-    fn change(
+    fn change_job(
         &self,
-        id: &str,
-        expected: Option<u64>,
+        jobs: &Jobs,
+        id: ChangeId,
+        job: &str,
         change: JobChange,
-    ) -> Result<(Job, Vec<Output>), RefusedChange> {
-        let Some(entry) = self.jobs.get(id) else {
-            let problem = self.jobs.problem(id);
-            return Err(problem.map_or(RefusedChange::Missing, RefusedChange::Unknown));
-        };
+    ) -> Result<Decision<Jobs>, RefusedChange> {
+        let entry = jobs.get(job).ok_or(RefusedChange::Missing)?;
         let job = entry.job().ok_or(RefusedChange::Missing)?;
-        if entry.has_unknown_fields() {
-            return Err(RefusedChange::Unknown(Problem::Value(InvalidValue::Newer)));
-        }
-        if expected.is_some_and(|expected| expected != job.record.revision) {
-            return Err(RefusedChange::Revised(job.record.revision));
-        }
-        let Some(mut record) = next(&job, entry, change)? else {
-            return Ok((job, Vec::new()));
+        let Some(record) = next(&job, entry, change)? else {
+            return Ok(Decision::Unchanged(job.spec().id.clone()));
         };
-        record.revision += 1;
-        record.change_id = self.change_id.clone();
-        let changed = self.changed(record)?;
+        let revision = record.revision + 1;
+        let changed = self.changed(record, revision, id)?;
         let action = match change {
             JobChange::Start(_) => Action::StartRedrive,
             JobChange::Pause => Action::PauseRedrive,
@@ -254,43 +194,45 @@ impl PendingChange {
             JobChange::Rate(rate) => format!("rate {rate}/s"),
             _ => String::new(),
         };
-        let entry = self.entry(&changed, action, details);
-        let outputs = vec![
-            self.output(job_key(id), Some(changed.record.encode_to_vec())),
-            self.audit.record(entry, self.request.at),
-        ];
-        Ok((changed, outputs))
+        let entry = self.entry(&changed, id, action, details);
+        Ok(Decision::Write {
+            records: vec![written(&changed)],
+            entry: self.audit.record(entry, self.at),
+            document: changed,
+        })
     }
 
     /// A job that this request has changed.
-    fn changed(&self, mut record: v1::RedriveRecord) -> Result<Job, RefusedChange> {
+    fn changed(
+        &self,
+        mut record: v1::RedriveRecord,
+        revision: u64,
+        id: ChangeId,
+    ) -> Result<Job, RefusedChange> {
+        record.revision = revision;
+        record.change_id = id.bytes();
         if let Some(redrive) = &mut record.redrive {
-            redrive.changed_by = self.request.by.to_string();
-            redrive.changed_at = Some(to_timestamp(self.request.at));
+            redrive.changed_by = self.by.to_string();
+            redrive.changed_at = Some(to_timestamp(self.at));
             record.format = job::format_of(redrive);
         }
-        Job::read(record).map_err(|invalid| RefusedChange::Unknown(Problem::Value(invalid)))
+        Job::read(record).map_err(RefusedChange::Invalid)
     }
 
-    fn entry(&self, job: &Job, action: Action, details: String) -> AuditEntry {
+    fn entry(&self, job: &Job, id: ChangeId, action: Action, details: String) -> AuditEntry {
         AuditEntry {
             target: job.spec().id.clone(),
             why: job.spec().why.clone(),
             details,
-            id: self.id,
-            ..AuditEntry::new(self.request.by.clone(), action)
+            id: id.0,
+            ..AuditEntry::new(self.by.clone(), action)
         }
     }
+}
 
-    fn output(&self, key: String, value: Option<Vec<u8>>) -> Output {
-        Output {
-            topic: self.topic.clone(),
-            partition: Some(0),
-            key: Some(key.into()),
-            value: value.map(Bytes::from),
-            headers: Headers::new(),
-        }
-    }
+/// The record of a job.
+fn written(job: &Job) -> (String, Option<Bytes>) {
+    (job_key(&job.spec().id), Some(job.record.encode_to_vec().into()))
 }
 
 /// What the audit log says about a plan.
@@ -304,9 +246,9 @@ fn planned(job: &Job, edit: Option<&Edit>) -> String {
 }
 
 /// The id of a new job. Ids increase with the time. [`is_job_id`](super::is_job_id) recognises them.
-fn new_id(now: Timestamp, random: u128) -> String {
+fn new_id(now: Timestamp, id: ChangeId) -> String {
     let millis = now.as_millis().max(0);
-    format!("{millis:012x}{:04x}", random & 0xffff)
+    format!("{millis:012x}{:04x}", id.0 & 0xffff)
 }
 
 /// What follows from a change; `None` if it has no effect.
@@ -351,7 +293,9 @@ fn next(job: &Job, entry: &Entry, change: JobChange) -> Result<Option<v1::Redriv
 
 #[cfg(test)]
 mod tests {
+    use redeliver_core::Record;
     use redeliver_runtime::Config;
+    use redeliver_store::{Document as _, State as _};
 
     use super::super::job::tests::{item, job};
     use super::super::job::{Outcome, Progress};
@@ -359,31 +303,43 @@ mod tests {
     use super::*;
 
     const NOW: Timestamp = Timestamp::from_millis(1_700_000_000_000);
-    const TOPIC: &str = "redrives";
+    type Records = Vec<(String, Option<Bytes>)>;
 
-    fn pending(change: Change, jobs: Jobs) -> PendingChange {
-        PendingChange {
-            request: Arc::new(ChangeRequest {
-                change,
-                by: CallerName::recorded("token:ann"),
-                at: NOW,
-            }),
+    fn request(change: Change, by: &str) -> ChangeRequest {
+        ChangeRequest {
+            change,
+            by: CallerName::recorded(by),
+            at: NOW,
             audit: AuditLog::new(&Config::default(), "dlq-inspector"),
-            id: 0x1_2345,
-            change_id: change_id(0x1_2345),
-            topic: TOPIC.into(),
-            jobs,
         }
+    }
+
+    /// The job that applies, and what is written.
+    fn decide_by(by: &str, id: u128, change: Change, jobs: &Jobs) -> Result<(Job, Records), RefusedChange> {
+        let (change, id) = (request(change, by), ChangeId(id));
+        match redeliver_store::Change::decide(&change, jobs, id)? {
+            Decision::Unchanged(id) => Ok((jobs.get(&id).unwrap().job().unwrap(), Records::new())),
+            Decision::Write {
+                document, records, ..
+            } => {
+                let key = redeliver_store::Change::key(&change, id);
+                assert_eq!((&document.spec().id, document.change_id()), (&key, &id.bytes()));
+                Ok((document, records))
+            }
+        }
+    }
+
+    fn decide(change: Change, jobs: &Jobs) -> Result<(Job, Records), RefusedChange> {
+        decide_by("token:ann", 0x1_2345, change, jobs)
     }
 
     fn record_of(key: &str, value: Vec<u8>) -> Record {
         record(key, Some(value.into()))
     }
 
-    fn read_again(outputs: &[Output], jobs: &mut Jobs) {
-        for output in outputs.iter().filter(|output| &*output.topic == TOPIC) {
-            let key = std::str::from_utf8(output.key.as_deref().unwrap()).unwrap();
-            jobs.apply(&record(key, output.value.clone()));
+    fn read_again(records: Records, jobs: &mut Jobs) {
+        for (key, value) in records {
+            jobs.apply(&record(&key, value));
         }
     }
 
@@ -398,82 +354,58 @@ mod tests {
     }
 
     #[test]
-    fn a_plan_is_written_once_for_a_request() {
-        let (planned, outputs) = pending(plan("r", 3), Jobs::default()).decide().unwrap();
+    fn plan_is_written_once_per_request() {
+        let (planned, records) = decide(plan("r", 3), &Jobs::default()).unwrap();
         assert_eq!(planned.spec().id, "018bcfe568002345");
         assert_eq!(planned.spec().created_by, "token:ann");
-        let topics: Vec<&str> = outputs.iter().map(|output| &*output.topic).collect();
-        assert_eq!(topics, [TOPIC, TOPIC, "redeliver.audit"]);
+        let keys: Vec<&str> = records.iter().map(|(key, _)| &**key).collect();
+        assert_eq!(keys, ["plan/018bcfe568002345/0", "job/018bcfe568002345"]);
         let mut jobs = Jobs::default();
-        read_again(&outputs, &mut jobs);
+        read_again(records, &mut jobs);
         let entry = jobs.get(&planned.spec().id).unwrap();
         assert_eq!(entry.items(0).unwrap().len(), 3);
-        // The outcome of the first attempt was unknown.
-        let (again, outputs) = pending(plan("", 3), jobs.clone()).decide().unwrap();
-        assert_eq!((again.spec().id.as_str(), outputs.len()), ("018bcfe568002345", 0));
+        let again = |by, change| decide_by(by, 7, change, &jobs);
         // Somebody repeats the call.
-        let repeated = PendingChange {
-            change_id: change_id(7),
-            id: 7,
-            ..pending(plan("r", 9), jobs.clone())
-        };
-        let (same, outputs) = repeated.decide().unwrap();
-        assert_eq!((same.spec().total, outputs.len()), (3, 0));
-        let other = PendingChange {
-            change_id: change_id(7),
-            id: 7,
-            ..pending(plan("s", 9), jobs.clone())
-        };
-        assert_eq!(other.decide().unwrap().0.spec().total, 9);
+        assert_eq!(again("token:ann", plan("r", 9)), Ok((planned, Records::new())));
+        let other = again("token:ann", plan("s", 9)).unwrap();
+        assert_eq!(other.0.spec().total, 9);
         // Another request with the same id, and the same one of somebody else.
         let Change::Plan(mut discard, items) = plan("r", 9) else {
             unreachable!("it is a plan");
         };
         discard.request_hash = Bytes::from_static(b"discard");
-        let discard = PendingChange {
-            change_id: change_id(7),
-            ..pending(Change::Plan(discard, items), jobs.clone())
-        };
         let used = RefusedChange::RequestIdUsed("018bcfe568002345".to_owned());
-        assert_eq!(discard.decide().err(), Some(used));
+        assert_eq!(again("token:ann", Change::Plan(discard, items)), Err(used));
         for name in [
             "token:bob",
             "jwt:https://login.test#ann",
             "certificate:CN=ann",
             "anonymous",
         ] {
-            let mut other = PendingChange {
-                change_id: change_id(7),
-                ..pending(plan("r", 9), jobs.clone())
-            };
-            Arc::make_mut(&mut other.request).by = CallerName::recorded(name);
-            assert_eq!(other.decide().unwrap().0.spec().total, 9, "{name}");
+            let other = again(name, plan("r", 9)).unwrap();
+            assert_eq!(other.0.spec().total, 9, "{name}");
         }
     }
 
     #[test]
-    fn a_job_with_unreadable_progress_can_be_stopped() {
+    fn job_with_unreadable_progress_can_stop() {
         let mut jobs = jobs(2, Wanted::Running);
         jobs.apply(&record("progress/1f", Some(Bytes::from_static(b"\xff"))));
-        for (number, change, expected) in [
-            (7, JobChange::Pause, Wanted::Paused),
-            (8, JobChange::Cancel, Wanted::Cancelled),
+        for (change, expected) in [
+            (JobChange::Pause, Wanted::Paused),
+            (JobChange::Cancel, Wanted::Cancelled),
         ] {
-            let change = Change::Job("1f".to_owned(), None, change);
-            let change_id = change_id(number);
-            let pending = PendingChange {
-                change_id,
-                ..pending(change, jobs.clone())
-            };
-            let (job, outputs) = pending.decide().unwrap();
+            let (job, records) = decide(Change::Job("1f".to_owned(), None, change), &jobs).unwrap();
             assert_eq!(job.wanted, expected);
-            read_again(&outputs, &mut jobs);
+            read_again(records, &mut jobs);
         }
         assert_eq!(jobs.get("1f").unwrap().problem(), "");
+        let missing = Change::Job("3f".to_owned(), None, JobChange::Pause);
+        assert_eq!(decide(missing, &jobs).err(), Some(RefusedChange::Missing));
     }
 
     #[test]
-    fn a_change_follows_from_the_state() {
+    fn change_follows_from_state() {
         use v1::RedriveState::{Cancelled, Paused, Planned, Running, Succeeded};
         let after = |wanted, done: u32, change| {
             let mut jobs = jobs(2, wanted);
@@ -482,22 +414,22 @@ mod tests {
             progress.observed = progress.done;
             jobs.apply_own("1f", &progress, Vec::new());
             let change = Change::Job("1f".to_owned(), None, change);
-            let (job, outputs) = pending(change, jobs).decide()?;
-            Ok((job.record.wanted(), job.record.run, outputs.len()))
+            let (job, records) = decide(change, &jobs)?;
+            Ok((job.record.wanted(), job.record.run, records.len()))
         };
         let refused = |state| Err(RefusedChange::State(state));
         for (wanted, done, change, expected) in [
-            (Wanted::Planned, 0, JobChange::Start(None), Ok((Running, 2, 2))),
+            (Wanted::Planned, 0, JobChange::Start(None), Ok((Running, 2, 1))),
             (Wanted::Running, 1, JobChange::Start(None), Ok((Running, 1, 0))),
             (Wanted::Cancelled, 1, JobChange::Start(None), refused(Cancelled)),
-            (Wanted::Running, 1, JobChange::Pause, Ok((Paused, 1, 2))),
+            (Wanted::Running, 1, JobChange::Pause, Ok((Paused, 1, 1))),
             (Wanted::Planned, 0, JobChange::Pause, refused(Planned)),
-            (Wanted::Paused, 1, JobChange::Resume, Ok((Running, 2, 2))),
+            (Wanted::Paused, 1, JobChange::Resume, Ok((Running, 2, 1))),
             (Wanted::Running, 1, JobChange::Resume, Ok((Running, 1, 0))),
-            (Wanted::Paused, 1, JobChange::Cancel, Ok((Cancelled, 1, 2))),
+            (Wanted::Paused, 1, JobChange::Cancel, Ok((Cancelled, 1, 1))),
             (Wanted::Cancelled, 1, JobChange::Cancel, Ok((Cancelled, 1, 0))),
             (Wanted::Running, 2, JobChange::Cancel, refused(Succeeded)),
-            (Wanted::Running, 1, JobChange::Rate(5), Ok((Running, 1, 2))),
+            (Wanted::Running, 1, JobChange::Rate(5), Ok((Running, 1, 1))),
             (Wanted::Running, 1, JobChange::Rate(0), Ok((Running, 1, 0))),
         ] {
             assert_eq!(
@@ -509,12 +441,14 @@ mod tests {
     }
 
     #[test]
-    fn a_job_that_has_not_begun_can_get_another_time() {
+    fn unstarted_job_can_be_rescheduled() {
         use v1::RedriveState::{Paused, Running, Succeeded};
         let later = |seconds| Some(NOW.after(std::time::Duration::from_secs(seconds)));
         let changed_if = |wanted, start_at: Option<Timestamp>, done: u32, at| {
             let mut job = job(2, wanted).record;
-            job.redrive.as_mut().unwrap().start_at = start_at.map(to_timestamp);
+            let redrive = job.redrive.as_mut().unwrap();
+            redrive.start_at = start_at.map(to_timestamp);
+            redrive.id = "1f".to_owned();
             let mut jobs = jobs(2, wanted);
             jobs.apply(&record_of(&job_key("1f"), job.encode_to_vec()));
             let mut progress = Progress::default();
@@ -522,20 +456,20 @@ mod tests {
             progress.observed = progress.done;
             jobs.apply_own("1f", &progress, Vec::new());
             let change = Change::Job("1f".to_owned(), None, JobChange::Start(at));
-            let (job, outputs) = pending(change, jobs).decide()?;
+            let (job, records) = decide(change, &jobs)?;
             assert_eq!((job.wanted, job.record.run), (wanted, 1));
-            Ok((job.start_at(), outputs.len()))
+            Ok((job.start_at(), records.len()))
         };
         let changed = |start_at, done, at| changed_if(Wanted::Running, start_at, done, at);
-        assert_eq!(changed(later(60), 0, None), Ok((None, 2)));
-        assert_eq!(changed(later(60), 0, later(5)), Ok((later(5), 2)));
-        assert_eq!(changed(later(60), 0, later(90)), Ok((later(90), 2)));
+        assert_eq!(changed(later(60), 0, None), Ok((None, 1)));
+        assert_eq!(changed(later(60), 0, later(5)), Ok((later(5), 1)));
+        assert_eq!(changed(later(60), 0, later(90)), Ok((later(90), 1)));
         assert_eq!(changed(later(60), 0, later(60)), Ok((later(60), 0)), "repeated");
-        assert_eq!(changed(None, 0, later(90)), Ok((later(90), 2)));
+        assert_eq!(changed(None, 0, later(90)), Ok((later(90), 1)));
         // A paused one stays paused.
         assert_eq!(
             changed_if(Wanted::Paused, later(60), 0, later(5)),
-            Ok((later(5), 2))
+            Ok((later(5), 1))
         );
         // It has begun.
         let refused = |state| Err(RefusedChange::State(state));
@@ -544,46 +478,6 @@ mod tests {
         assert_eq!(changed(later(60), 1, later(90)), refused(Running));
         assert_eq!(changed_if(Wanted::Paused, None, 1, later(90)), refused(Paused));
         assert_eq!(changed(None, 2, later(90)), refused(Succeeded));
-    }
-
-    #[test]
-    fn a_change_needs_the_expected_revision_and_a_job_that_can_be_read() {
-        let refusal = |id: &str, expected| {
-            let change = Change::Job(id.to_owned(), expected, JobChange::Pause);
-            let mut jobs = jobs(2, Wanted::Running);
-            jobs.apply(&record("job/2f", Some(Bytes::from_static(b"\xff"))));
-            pending(change, jobs).decide().err()
-        };
-        assert_eq!(refusal("1f", Some(2)), None);
-        assert_eq!(refusal("1f", Some(1)), Some(RefusedChange::Revised(2)));
-        assert_eq!(refusal("3f", None), Some(RefusedChange::Missing));
-        assert!(matches!(refusal("2f", None), Some(RefusedChange::Unknown(_))));
-    }
-
-    #[test]
-    fn what_a_newer_version_has_written_is_not_changed() {
-        let spec = job(2, Wanted::Running).record.redrive.unwrap();
-        let written = |format, unknown: &[u8]| {
-            let record = v1::RedriveRecord {
-                format,
-                redrive: Some(v1::Redrive {
-                    id: "1f".to_owned(),
-                    ..spec.clone()
-                }),
-                ..job(2, Wanted::Running).record
-            };
-            let value = [&record.encode_to_vec()[..], unknown].concat();
-            let mut jobs = jobs(2, Wanted::Running);
-            jobs.apply(&record_of(&job_key("1f"), value));
-            let change = Change::Job("1f".to_owned(), None, JobChange::Pause);
-            let (job, _) = pending(change, jobs).decide()?;
-            Ok(job.record.format)
-        };
-        let newer = Err(RefusedChange::Unknown(Problem::Value(InvalidValue::Newer)));
-        assert_eq!(written(2, &[]), newer);
-        // The field 1000.
-        assert_eq!(written(0, &[0xc0, 0x3e, 1]), newer);
-        assert_eq!(written(0, &[]), Ok(0));
     }
 
     fn edit(bytes: usize) -> Box<Edit> {
@@ -598,33 +492,38 @@ mod tests {
     }
 
     #[test]
-    fn an_edit_is_stored_with_the_plan_for_versions_that_know_edits() {
+    fn edit_is_stored_with_plan() {
         let Change::Plan(planned, items) = plan("r", 1) else {
             unreachable!("it is a plan");
         };
         let change = Change::Edit(planned, items[0].clone(), edit(3));
-        let (planned, outputs) = pending(change, Jobs::default()).decide().unwrap();
+        let change = request(change, "token:ann");
+        let decided = redeliver_store::Change::decide(&change, &Jobs::default(), ChangeId(7));
+        let Ok(Decision::Write {
+            document: planned,
+            records,
+            entry,
+        }) = decided
+        else {
+            panic!("{decided:?}");
+        };
         assert_eq!((planned.record.format, planned.is_edit()), (1, true));
         assert_eq!(planned.spec().edited, ["value"]);
-        let audited = v1::AuditEntry::decode(outputs[2].value.clone().unwrap()).unwrap();
+        let audited = v1::AuditEntry::decode(entry.value.unwrap()).unwrap();
         assert_eq!(audited.details, "Redrive: edits value");
         let mut jobs = Jobs::default();
-        read_again(&outputs, &mut jobs);
+        read_again(records, &mut jobs);
         let id = planned.spec().id.clone();
         assert_eq!(jobs.get(&id).unwrap().edit(), Ok(Some(*edit(3))));
         // Starting it keeps the format.
         let start = Change::Job(id, None, JobChange::Start(None));
-        let start = PendingChange {
-            change_id: change_id(7),
-            ..pending(start, jobs)
-        };
-        assert_eq!(start.decide().unwrap().0.record.format, 1);
+        assert_eq!(decide(start, &jobs).unwrap().0.record.format, 1);
     }
 
     #[test]
-    fn the_id_of_a_job_is_recognised() {
+    fn job_id_is_recognised() {
         use super::super::is_job_id;
-        assert!(is_job_id(&new_id(NOW, u128::MAX)));
+        assert!(is_job_id(&new_id(NOW, ChangeId(u128::MAX))));
         for other in ["", "0123456789abcdeF", "0123456789abcdef0", "customer-4711-xy"] {
             assert!(!is_job_id(other), "{other}");
         }

@@ -2,10 +2,12 @@
 
 use std::time::Duration;
 
+use bytes::Bytes;
 use redeliver_core::{HumanDuration, Timestamp};
 use redeliver_proto::convert::{from_duration, from_timestamp};
-use redeliver_proto::v1;
+use redeliver_proto::{Message as _, has_unknown_fields, v1};
 use redeliver_service::identity::CallerName;
+use redeliver_store::Document;
 
 use crate::id::LetterId;
 use crate::ledger::State;
@@ -182,6 +184,8 @@ pub struct Job {
     pub kind: Kind,
     /// What callers want.
     pub wanted: Wanted,
+    /// Whether a newer version has written something that this one does not know, and would drop with a change.
+    pub is_newer: bool,
 }
 
 /// Why a value cannot be read.
@@ -224,7 +228,12 @@ impl Job {
         if !is_whole {
             return Err(InvalidValue::Malformed);
         }
-        Ok(Self { record, kind, wanted })
+        Ok(Self {
+            record,
+            kind,
+            wanted,
+            is_newer: false,
+        })
     }
 
     /// What callers see of it, without its progress.
@@ -281,6 +290,53 @@ impl Job {
         let observe = self.spec().observe.as_ref().and_then(from_duration);
         observe.map(HumanDuration::duration).unwrap_or_default()
     }
+}
+
+impl Document for Job {
+    type Key = String;
+    type Invalid = InvalidValue;
+
+    // It is neither shown nor executed.
+    const IF_UNREADABLE: &'static str = "";
+
+    fn parse_key(key: &str) -> Option<String> {
+        let id = key.strip_prefix("job/")?;
+        is_hex(id).then(|| id.to_owned())
+    }
+
+    fn record_key(id: &String) -> String {
+        format!("job/{id}")
+    }
+
+    fn decode(_id: &String, value: &Bytes) -> Result<Self, InvalidValue> {
+        let record = v1::RedriveRecord::decode(value.clone()).map_err(|_| InvalidValue::Malformed)?;
+        let is_newer = has_unknown_fields(value, &record);
+        Ok(Self {
+            is_newer,
+            ..Self::read(record)?
+        })
+    }
+
+    fn revision(&self) -> u64 {
+        self.record.revision
+    }
+
+    fn change_id(&self) -> &Bytes {
+        &self.record.change_id
+    }
+
+    fn is_newer(&self) -> bool {
+        self.is_newer
+    }
+
+    fn is_damaged(invalid: InvalidValue) -> bool {
+        invalid == InvalidValue::Malformed
+    }
+}
+
+/// Whether a text can be the id of a job of any version.
+pub(super) fn is_hex(id: &str) -> bool {
+    !id.is_empty() && id.bytes().all(|byte| byte.is_ascii_hexdigit())
 }
 
 /// How far a job is.
@@ -490,6 +546,23 @@ pub(crate) mod tests {
             ..v1::RedriveRecord::default()
         })
         .unwrap()
+    }
+
+    #[test]
+    fn newer_jobs_are_recognised() {
+        let read = |format, unknown: &[u8]| {
+            let record = v1::RedriveRecord {
+                format,
+                ..job(2, Wanted::Running).record
+            };
+            let value = [&record.encode_to_vec()[..], unknown].concat();
+            let read = <Job as Document>::decode(&"1f".to_owned(), &value.into())?;
+            Ok(read.is_newer)
+        };
+        assert_eq!(read(2, &[]), Err(InvalidValue::Newer));
+        // The field 1000.
+        assert_eq!(read(0, &[0xc0, 0x3e, 1]), Ok(true));
+        assert_eq!(read(0, &[]), Ok(false));
     }
 
     #[test]

@@ -1,53 +1,41 @@
 //! What the topic of jobs contains.
 
 use std::collections::BTreeMap;
-use std::ops::Range;
+use std::ops::{Deref, DerefMut, Range};
 use std::sync::Arc;
 
 use bytes::Bytes;
-use redeliver_core::failure::bounded_text;
 use redeliver_core::{Position, Record};
-use redeliver_proto::{Message as _, has_unknown_fields, v1};
-use redeliver_service::followed::Contents;
+use redeliver_proto::{Message as _, v1};
 use redeliver_service::identity::CallerName;
+use redeliver_store::{Document as _, State, Table};
 
 use super::edit::Edit;
 use super::job::{self, CHUNK, InvalidValue, Item, Job, Kind, Outcome, Progress, Wanted};
 use super::outcomes::Outcomes;
 
-/// The maximum length of a key in a report, in bytes.
-const MAX_KEY: usize = 80;
-
 /// All jobs, by id. Ids increase with the time. Cheap to clone.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct Jobs {
+    table: Table<Job>,
+    /// Those that can be read, and what else is known of a job.
     entries: BTreeMap<String, Arc<Entry>>,
-    unknown: BTreeMap<String, Problem>,
 }
 
 /// What is known of a job. The encoded values take less memory than the decoded ones.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct Entry {
-    job: Option<Bytes>,
+    job: Option<Arc<Job>>,
     progress: Option<Bytes>,
     plan: BTreeMap<u32, Bytes>,
     outcomes: BTreeMap<u32, Bytes>,
 }
 
 /// Why a value is not, or not completely, obeyed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum Problem {
-    /// Its key is unknown.
-    #[error("is unknown to this version")]
-    Key,
-    /// It cannot be read. Its job is neither shown nor executed.
-    #[error("{0}")]
-    Value(InvalidValue),
-}
+pub type Problem = redeliver_store::Problem<Job>;
 
-/// What a key names.
+/// What a key names beside the job.
 enum Part {
-    Job,
     Progress,
     Plan(u32),
     Outcomes(u32),
@@ -60,20 +48,23 @@ fn parse(key: &str) -> Option<(Part, &str)> {
         Some((id, number.parse().ok()?))
     };
     let (part, id) = match kind {
-        "job" => (Part::Job, rest),
         "progress" => (Part::Progress, rest),
         "plan" => numbered().map(|(id, number)| (Part::Plan(number), id))?,
         "outcomes" => numbered().map(|(id, number)| (Part::Outcomes(number), id))?,
         _ => return None,
     };
-    let is_id = !id.is_empty() && id.bytes().all(|byte| byte.is_ascii_hexdigit());
-    is_id.then_some((part, id))
+    job::is_hex(id).then_some((part, id))
+}
+
+/// The key in a record.
+fn key_of(record: &Record) -> Option<&str> {
+    std::str::from_utf8(record.key.as_deref()?).ok()
 }
 
 /// The key of a job.
 #[must_use]
 pub fn job_key(id: &str) -> String {
-    format!("job/{id}")
+    Job::record_key(&id.to_owned())
 }
 
 /// The key of a job's progress.
@@ -98,7 +89,7 @@ impl Jobs {
     /// What is known of a job; `None` if it does not exist or cannot be read.
     #[must_use]
     pub fn get(&self, id: &str) -> Option<&Arc<Entry>> {
-        self.entries.get(id).filter(|entry| entry.job().is_some())
+        self.entries.get(id).filter(|entry| entry.job.is_some())
     }
 
     /// All jobs that can be read, oldest first.
@@ -130,20 +121,9 @@ impl Jobs {
         })
     }
 
-    /// Why a job is not, or not completely, obeyed; `None` also if there is no such job.
-    #[must_use]
-    pub fn problem(&self, id: &str) -> Option<Problem> {
-        let value = self.entries.get(id)?.job.as_ref()?;
-        read_job(value).err().map(Problem::Value)
-    }
-
-    /// Takes note of a record as the executor does, which knows its own progress and outcomes: those that it reads are older or the same.
+    /// Applies a record as the executor does, which knows its own progress and outcomes: those that it reads are older or the same.
     pub(crate) fn apply_of_callers(&mut self, record: &Record) {
-        let key = record
-            .key
-            .as_deref()
-            .and_then(|key| std::str::from_utf8(key).ok());
-        let part = key.and_then(parse);
+        let part = key_of(record).and_then(parse);
         let is_own = matches!(part, Some((Part::Progress | Part::Outcomes(_), _)));
         if !is_own || record.value.is_none() {
             self.apply(record);
@@ -152,9 +132,19 @@ impl Jobs {
 
     /// Takes note of what the executor has written.
     pub(crate) fn apply_own(&mut self, id: &str, progress: &Progress, outcomes: Vec<(u32, Bytes)>) {
+        self.update(id, |entry| {
+            entry.progress = Some(progress.to_record().encode_to_vec().into());
+            entry.outcomes.extend(outcomes);
+        });
+    }
+
+    /// An entry without anything is removed.
+    fn update(&mut self, id: &str, update: impl FnOnce(&mut Entry)) {
         let entry = Arc::make_mut(self.entries.entry(id.to_owned()).or_default());
-        entry.progress = Some(progress.to_record().encode_to_vec().into());
-        entry.outcomes.extend(outcomes);
+        update(entry);
+        if *entry == Entry::default() {
+            self.entries.remove(id);
+        }
     }
 }
 
@@ -162,16 +152,7 @@ impl Entry {
     /// The job; `None` if it cannot be read.
     #[must_use]
     pub fn job(&self) -> Option<Job> {
-        read_job(self.job.as_ref()?).ok()
-    }
-
-    /// Whether a newer version has written something about the job that this one does not know, and would drop with a change.
-    #[must_use]
-    pub fn has_unknown_fields(&self) -> bool {
-        self.job.as_ref().is_some_and(|value| {
-            let record = v1::RedriveRecord::decode(value.clone());
-            record.is_ok_and(|record| has_unknown_fields(value, &record))
-        })
+        self.job.as_deref().cloned()
     }
 
     /// Its progress.
@@ -315,13 +296,22 @@ impl Entry {
     }
 }
 
-fn read_job(value: &Bytes) -> Result<Job, InvalidValue> {
-    let record = v1::RedriveRecord::decode(value.clone()).map_err(|_| InvalidValue::Malformed)?;
-    Job::read(record)
+impl Deref for Jobs {
+    type Target = Table<Job>;
+
+    fn deref(&self) -> &Table<Job> {
+        &self.table
+    }
 }
 
-impl Contents for Jobs {
-    type Problem = Problem;
+impl DerefMut for Jobs {
+    fn deref_mut(&mut self) -> &mut Table<Job> {
+        &mut self.table
+    }
+}
+
+impl State for Jobs {
+    type Document = Job;
 
     const TOPIC: &'static str = "topic of redrives";
     const NAME: &'static str = "dlq_redrives";
@@ -329,61 +319,43 @@ impl Contents for Jobs {
     const IS_OPTIONAL: bool = true;
 
     fn apply(&mut self, record: &Record) {
-        let key = record.key.as_deref().unwrap_or_default();
-        let Some((part, id)) = std::str::from_utf8(key).ok().and_then(parse) else {
-            let key = bounded_text(&String::from_utf8_lossy(key), MAX_KEY);
-            match record.value {
-                Some(_) => drop(self.unknown.insert(key, Problem::Key)),
-                None => drop(self.unknown.remove(&key)),
+        let (key, value) = (key_of(record), record.value.clone());
+        let Some((part, id)) = key.and_then(parse) else {
+            self.table.apply_record(record);
+            if let Some(id) = key.and_then(Job::parse_key) {
+                let job = self.table.get(&id).cloned();
+                self.update(&id, |entry| entry.job = job);
             }
             return;
         };
-        let value = record.value.clone();
-        let entry = Arc::make_mut(self.entries.entry(id.to_owned()).or_default());
         let set = |chunks: &mut BTreeMap<u32, Bytes>, number, value| match value {
             Some(value) => drop(chunks.insert(number, value)),
             None => drop(chunks.remove(&number)),
         };
-        match part {
-            Part::Job => entry.job = value,
+        self.update(id, |entry| match part {
             Part::Progress => entry.progress = value,
             Part::Plan(number) => set(&mut entry.plan, number, value),
             Part::Outcomes(number) => set(&mut entry.outcomes, number, value),
-        }
-        if *entry == Entry::default() {
-            self.entries.remove(id);
-        }
-    }
-
-    fn count(&self) -> usize {
-        self.iter().count()
+        });
     }
 
     fn problems(&self) -> BTreeMap<String, Problem> {
-        // Without a record of its own, it is a part of a job that was removed, which compaction has kept.
-        let ids = self.entries.keys();
-        let unreadable = ids.filter_map(|id| Some((job_key(id), self.problem(id)?)));
+        let mut problems = self.document_problems();
         let stuck = self.entries.iter().filter(|(_, entry)| entry.is_stuck());
-        let malformed = Problem::Value(InvalidValue::Malformed);
-        let stuck = stuck.map(|(id, _)| (progress_key(id), malformed));
-        let unknown = self.unknown.iter().map(|(key, problem)| (key.clone(), *problem));
-        unreadable.chain(stuck).chain(unknown).collect()
-    }
-
-    fn is_unreadable(problem: &Problem) -> bool {
-        matches!(problem, Problem::Value(InvalidValue::Malformed))
+        let malformed = Problem::Unreadable(InvalidValue::Malformed);
+        problems.extend(stuck.map(|(id, _)| (progress_key(id), malformed.clone())));
+        problems
     }
 
     fn log_changes(&self, topic: &str, before: &Self) {
-        let gone = before.entries.iter().filter(|(id, entry)| {
-            let has_ended = entry
-                .job()
-                .is_none_or(|job| job::has_ended(job::state(&job, &entry.progress())));
-            !has_ended && !self.entries.contains_key(*id)
-        });
-        let gone = gone.count();
-        if gone > 0 {
-            tracing::warn!(topic, jobs = gone, "redrives that had not ended are gone");
+        let has_ended = |id: &str, job| {
+            let progress = before.entries.get(id).map(|entry| entry.progress());
+            job::has_ended(job::state(job, &progress.unwrap_or_default()))
+        };
+        let lost = self.lost(before).filter(|(id, job)| !has_ended(id, job));
+        let jobs = lost.count();
+        if jobs > 0 {
+            tracing::warn!(topic, jobs, "unfinished redrives lost");
         }
     }
 }
@@ -431,7 +403,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn a_job_has_its_plan_its_progress_and_its_outcomes_until_it_is_removed() {
+    fn job_keeps_its_parts_until_removed() {
         let mut jobs = jobs(501, Wanted::Running);
         let entry = jobs.get("1f").unwrap();
         assert_eq!(entry.items(1).unwrap(), [item("a-dlq", 500)]);
@@ -471,7 +443,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn the_job_that_has_redriven_a_dead_letter_is_found() {
+    fn job_of_redriven_letter_is_found() {
         let mut jobs = jobs(1_201, Wanted::Running);
         let mut written = jobs.get("1f").unwrap().job().unwrap().record;
         written.redrive.as_mut().unwrap().sources = vec![v1::RedriveCount {
@@ -515,7 +487,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn what_cannot_be_read_is_reported_and_not_executed() {
+    fn unreadable_jobs_are_reported() {
         let mut jobs = Jobs::default();
         jobs.apply(&record("job/1f", Some(Bytes::from_static(b"\xff"))));
         let newer = v1::RedriveRecord {
@@ -540,7 +512,7 @@ pub(crate) mod tests {
             ("job/1f", "cannot be read"),
             ("job/2f", "was written by a newer version"),
             ("job/3f", "cannot be read"),
-            ("task/1", "is unknown to this version"),
+            ("task/1", "is of an unknown kind, and ignored"),
         ];
         assert_eq!(
             problems,

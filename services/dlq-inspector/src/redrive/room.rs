@@ -77,7 +77,7 @@ fn has_ended(entry: &Entry, job: &Job, age: Duration) -> bool {
 mod tests {
     use redeliver_proto::Message as _;
     use redeliver_proto::convert::to_timestamp;
-    use redeliver_service::followed::Contents as _;
+    use redeliver_store::State as _;
 
     use super::super::edit::Edit;
     use super::super::job::Wanted;

@@ -15,7 +15,7 @@ use redeliver_kafka::lookup::{Lookup, StoredRecord};
 use redeliver_kafka::reader::{PartitionCounts, ReadError, TopicReader};
 use redeliver_kafka::{KafkaSettings, TopicId, Waker};
 use redeliver_proto::v1;
-use redeliver_service::followed::{Contents as _, Followed};
+use redeliver_store::{Replica, State as _};
 use tokio_util::sync::CancellationToken;
 
 use super::edit::Edit;
@@ -124,7 +124,7 @@ pub(crate) struct Source {
     pub(crate) kafka: KafkaSettings,
     /// The topic of the jobs.
     pub(crate) topic: Arc<str>,
-    pub(crate) jobs: Followed<Jobs>,
+    pub(crate) jobs: Replica<Jobs>,
     pub(crate) pool: Pool,
     pub(crate) shared: Arc<SharedState>,
     pub(crate) destinations: Arc<Destinations>,

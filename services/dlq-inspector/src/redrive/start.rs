@@ -12,10 +12,10 @@ use redeliver_runtime::Config;
 use redeliver_runtime::config::{AUDIT_TOPIC, CONTROL_TOPIC};
 use redeliver_service::Host;
 use redeliver_service::audit::AuditLog;
-use redeliver_service::followed::Followed;
 use redeliver_service::host::{NewLane, lane_spec};
 use redeliver_service::metrics::Serves;
 use redeliver_service::topics;
+use redeliver_store::Replica;
 use tokio_util::sync::CancellationToken;
 
 use super::executor::Executor;
@@ -80,7 +80,7 @@ pub(crate) fn destinations(host: &Host) -> Destinations {
 /// When a thread or the watch of the topics cannot be started.
 pub(crate) fn execute(
     host: &mut Host,
-    jobs: Followed<Jobs>,
+    jobs: Replica<Jobs>,
     destinations: Arc<Destinations>,
     scans: Scans,
     pool: Pool,
@@ -146,12 +146,12 @@ pub(crate) fn execute(
 
 /// Counts the jobs that have not ended, by state, until shutdown.
 pub(crate) async fn count(
-    jobs: Followed<Jobs>,
+    jobs: Replica<Jobs>,
     metrics: Metrics,
     stop: CancellationToken,
 ) -> Result<(), Infallible> {
     loop {
-        if let Some(jobs) = jobs.contents() {
+        if let Some(jobs) = jobs.state() {
             let states: Vec<&str> = jobs
                 .iter()
                 .map(|(_, entry, job)| shown(&job, &entry.progress()))

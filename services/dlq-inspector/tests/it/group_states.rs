@@ -150,79 +150,46 @@ async fn inspectors_agree_on_regressed_group() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn precondition_admits_one_of_two_changes() {
-    let mut env = InspectorEnv::new("race");
+async fn refused_changes_are_not_written() {
+    let env = InspectorEnv::new("refused");
     let topic = env.create_topic("a", 1).await;
     env.put(&topic, 0, vec![failed(&env, "a")]).await;
-    let mut first = env.start().await;
-    env.use_data_dir("other");
-    let mut second = env.start().await;
-    let (mut one, mut other) = (first.client().await, second.client().await);
-    let ids = group_ids(&mut one).await;
+    let mut inspector = env.start().await;
+    let mut client = inspector.client().await;
+    let ids = group_ids(&mut client).await;
     let id = &ids[0];
     let expecting = v1::ChangeGroupRequest {
         expected_revision: Some(0),
         ..change(id)
     };
-    let muted = v1::MuteGroupRequest {
-        expected_revision: Some(0),
-        ..mute(id)
+    client.resolve_group(expecting.clone()).await.unwrap();
+    let revised = client.resolve_group(expecting).await.unwrap_err();
+    assert!(revised.message().contains("has revision 1"), "{revised:?}");
+    let invalid = v1::ChangeGroupRequest {
+        why: "x".repeat(1_001),
+        ..change(id)
     };
-    let (resolved, muted) = tokio::join!(one.resolve_group(expecting), other.mute_group(muted));
-    let (winner, refused) = match (resolved, muted) {
-        (Ok(winner), Err(refused)) | (Err(refused), Ok(winner)) => (winner.into_inner(), refused),
-        both => panic!("{both:?}"),
-    };
-    assert_eq!(
-        (refused.code(), reason(&refused).as_deref()),
-        (Code::Aborted, Some("GROUP_REVISED"))
-    );
-    assert!(refused.message().contains("has revision 1"), "{refused:?}");
-    assert_eq!(winner.revision, 1);
-    for client in [&mut one, &mut other] {
-        let group = until_state(client, id, winner.state()).await;
-        assert_eq!((group.revision, group.state_time), (1, winner.state_time));
-    }
-
-    // A state and a note.
-    let note = v1::AnnotateGroupRequest {
-        id: id.clone(),
-        note: "see the\nrunbook".to_owned(),
-        expected_revision: None,
-    };
-    let (reopened, noted) = tokio::join!(one.reopen_group(change(id)), other.annotate_group(note));
-    let mut revisions = [reopened.unwrap(), noted.unwrap()].map(|group| group.into_inner().revision);
-    revisions.sort_unstable();
-    assert_eq!(revisions, [2, 3]);
-    eventually_async("both changes", DEADLINE, async || {
-        for client in [&one, &other] {
-            let group = get(&mut client.clone(), id).await.unwrap();
-            if (group.state(), &*group.note, group.revision) != (GroupState::Open, "see the\nrunbook", 3) {
-                return Err(format!("{group:?}"));
-            }
-        }
-        Ok(())
-    })
-    .await;
-
     let past = v1::MuteGroupRequest {
         until: Some(prost_types::Timestamp { seconds: 1, nanos: 0 }),
         ..mute(id)
     };
+    let unknown = client
+        .resolve_group(change("0000000000000000"))
+        .await
+        .unwrap_err();
     for (refused, expected) in [
-        (one.mute_group(past).await.unwrap_err(), "UNTIL_INVALID"),
-        (
-            one.resolve_group(change("0000000000000000")).await.unwrap_err(),
-            "GROUP_NOT_FOUND",
-        ),
+        (client.resolve_group(invalid).await.unwrap_err(), "WHY_INVALID"),
+        (client.mute_group(past).await.unwrap_err(), "UNTIL_INVALID"),
+        (unknown, "GROUP_NOT_FOUND"),
+        (revised, "GROUP_REVISED"),
     ] {
         assert_eq!(reason(&refused).as_deref(), Some(expected));
     }
-    assert_eq!(get(&mut one, id).await.unwrap().revision, 3);
+    assert_eq!(get(&mut client, id).await.unwrap().revision, 1);
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn unreadable_value_is_not_changed() {
+async fn unreadable_group_is_not_changed() {
     let env = InspectorEnv::new("unreadable");
     let topic = env.create_topic("a", 1).await;
     env.put(&topic, 0, vec![failed(&env, "a"), failed(&env, "b")])

@@ -27,7 +27,7 @@ use redeliver_scheduler::codec;
 use redeliver_scheduler::request::{Action, Command, Rules, read};
 use redeliver_service::control::Snapshot;
 use redeliver_service::control::value::Value as ControlValue;
-use redeliver_service::followed::Contents;
+use redeliver_store::State as _;
 use redeliver_testkit::fuzz::{FEW, check_each, fuzz};
 use redeliver_testkit::valid_json;
 

@@ -11,7 +11,7 @@ use redeliver_proto::v1::control_service_client::ControlServiceClient;
 use redeliver_proto::{Message as _, v1};
 use redeliver_runtime::Config;
 use redeliver_service::topics::topic_settings;
-use redeliver_testkit::kafka_request::delete_topic;
+use redeliver_testkit::kafka_request::{configure_topic, delete_records, delete_topic};
 use redeliver_testkit::{ServiceProcess, eventually};
 use tonic::transport::Channel;
 
@@ -293,6 +293,28 @@ fn unreadable_application_stays_paused() {
 }
 
 #[test]
+fn change_continues_from_followed_position() {
+    let env = SchedulerEnv::new(SchedulerEnv::builder("tail-control"));
+    let mut scheduler = env.start("a");
+    let mut control = connect(&env, &mut scheduler);
+    let revision = |changed: tonic::Response<v1::Control>| changed.into_inner().revision;
+    let paused = env.block_on(control.pause_control(request(PAUSED))).unwrap();
+    assert_eq!(revision(paused), 1);
+    // Who reads the topic from its start finds no value.
+    let (brokers, topic) = (&env.kafka.brokers, control_topic(&env));
+    let reader = TopicReader::new(&env.kafka, std::slice::from_ref(&topic)).unwrap();
+    let end = reader.high_watermark(&topic, 0).unwrap();
+    configure_topic(brokers, &topic, &[("cleanup.policy", "delete")]);
+    delete_records(brokers, &topic, 0, end);
+    let resume = v1::ChangeControlRequest {
+        expected_revision: Some(1),
+        ..request(PAUSED)
+    };
+    let resumed = env.block_on(control.resume_control(resume)).unwrap();
+    assert_eq!(revision(resumed), 2);
+}
+
+#[test]
 fn missing_topic_keeps_last_values() {
     let env = SchedulerEnv::new(SchedulerEnv::builder("gone-control"));
     let mut scheduler = env.start("a");
@@ -313,7 +335,7 @@ fn missing_topic_keeps_last_values() {
             .await
             .unwrap();
     });
-    let gone = "a control value is gone, and the configuration applies again";
+    let gone = "control override lost; using configuration";
     scheduler.wait_for_output(gone, DEADLINE);
     env.watch().settle(&mut sent);
     let mut reader = TopicReader::new(&env.kafka, &[topic]).unwrap();

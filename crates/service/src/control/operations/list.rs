@@ -38,7 +38,8 @@ impl Controls {
         let after = decode(page_token)?;
         let snapshot = self.snapshot()?;
         let restricted = self.apps.restricted().map(ControlName::application);
-        let mut names: BTreeSet<ControlName> = snapshot.names().cloned().chain(restricted).collect();
+        let changed = snapshot.entries().map(|(name, _)| name.clone());
+        let mut names: BTreeSet<ControlName> = changed.chain(restricted).collect();
         names
             .retain(|name| is_wanted(name) && caller.may(Area::Control, Verb::Read, Some(&name.in_scopes())));
         Ok(page(names, after.as_ref(), |name| self.show(name, &snapshot)))

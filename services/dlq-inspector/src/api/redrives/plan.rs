@@ -190,7 +190,7 @@ impl Api {
         if !request_id.is_empty() {
             let author = viewer.name().clone();
             let has_read = |jobs: &Jobs| jobs.of_request(&author, request_id).is_some();
-            self.redrives.jobs.until_read(has_read).await;
+            self.redrives.jobs.wait_applied(has_read).await;
         }
     }
 

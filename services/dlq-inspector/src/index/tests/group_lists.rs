@@ -339,8 +339,7 @@ fn decided(values: &[(GroupId, Decided, i64)]) -> GroupStates {
     let mut known = GroupStates::default();
     for (id, decided, time) in values {
         let value = states::decided(*decided, *time, 1);
-        let key = crate::group_states::contents::key(*id);
-        Contents::apply(&mut known, &states::record(&key, Some(value.encode())));
+        known.insert(*id, value);
     }
     known
 }

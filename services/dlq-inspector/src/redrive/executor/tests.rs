@@ -10,7 +10,7 @@ use redeliver_core::{Failure, Headers, HumanDuration, ManualClock, Output};
 use redeliver_kafka::Delivered;
 use redeliver_proto::{Message as _, v1};
 use redeliver_runtime::Config;
-use redeliver_service::followed::Contents as _;
+use redeliver_store::State as _;
 
 use super::super::job::Wanted;
 use super::super::job::tests::{item, job};
