@@ -15,8 +15,8 @@ use redeliver_kafka_ffi::KafkaClient;
 
 use crate::client::{KafkaSettings, QUEUED_RECORDS};
 use crate::convert;
-use crate::partition_end::{AtEnd, EndContext, at_end};
-use crate::reader::{ReadError, is_unknown, kafka, watermarks};
+use crate::partition_end::EndContext;
+use crate::reader::{At, ReadError, is_unknown, kafka, offset};
 use crate::recovery::error_code;
 
 /// Reads records by offset, one lookup at a time.
@@ -185,8 +185,8 @@ impl Lookup {
             Some(index) => {
                 let position = &positions[index];
                 let deadline = Instant::now() + timeout;
-                let (low, _) = watermarks(&self.consumer, &position.topic, position.partition, deadline)?;
-                Some(low)
+                let partition = (position.topic.clone(), position.partition);
+                offset(&self.consumer, partition, At::Beginning, deadline)?
             }
             None => None,
         };
@@ -356,13 +356,13 @@ impl Lookup {
     /// What an end of partition says of a position; `None` if its record may still arrive.
     fn at_end(&self, position: &Position, deadline: Instant) -> Result<Option<Missing>, ReadError> {
         let after = position.offset.saturating_add(1);
-        let reported = self.consumer.context().take_end();
-        if let AtEnd::Reached { .. } = at_end(None, reported, after) {
+        if self.consumer.context().take_end() >= Some(after) {
             return Ok(Some(Missing::Passed));
         }
         // The broker that served the fetch may not know all records yet. The leader knows the end, and so do later fetches.
-        match watermarks(&self.consumer, &position.topic, position.partition, deadline) {
-            Ok((_, end)) => Ok((end < after).then_some(Missing::Unknown)),
+        let partition = (position.topic.clone(), position.partition);
+        match offset(&self.consumer, partition, At::End, deadline) {
+            Ok(end) => Ok((end < Some(after)).then_some(Missing::Unknown)),
             Err(ReadError::Kafka { source, .. }) if is_unknown(&source) => Ok(Some(Missing::Unknown)),
             Err(error) => Err(error),
         }
@@ -384,7 +384,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_record_is_deleted_only_if_kafka_has_what_follows_it() {
+    fn only_passed_records_are_deleted() {
         for (missing, low, is_deleted) in [
             (Missing::Passed, None, true),
             (Missing::OutOfRange, Some(8), true),

@@ -11,7 +11,8 @@ use rdkafka::producer::{BaseProducer, BaseRecord, Producer as _};
 use rdkafka::topic_partition_list::Offset;
 use redeliver_kafka::KafkaClient;
 use redeliver_kafka::KafkaSettings;
-use redeliver_kafka::reader::{TopicReader, group_positions};
+use redeliver_kafka::groups;
+use redeliver_kafka::reader::TopicReader;
 use redeliver_testkit::unique;
 
 use crate::copy::{CopyEnv, CopyLane, CopyOptions};
@@ -25,11 +26,8 @@ async fn each_record_is_copied_once_and_its_offset_is_committed() {
     env.until_copied(2000);
     lane.stop();
     env.assert_no_duplicates();
-    let positions = group_positions(&env.settings, &env.group, &[env.from.as_str().into()]).unwrap();
-    let committed: i64 = positions
-        .values()
-        .map(|position| position.as_ref().unwrap().offset)
-        .sum();
+    let offsets = groups::offsets(&env.settings, &env.group, &[env.from.as_str().into()]).unwrap();
+    let committed: i64 = offsets.values().map(|committed| committed.offset).sum();
     assert_eq!(committed, 2000);
 }
 
