@@ -21,7 +21,7 @@ use crate::credentials::Renewal;
 use crate::processor::Waker;
 pub use crate::reader::Event;
 use crate::reader::{
-    At, CALL, Partition, ReadError, Reader, Topics, Until, kafka, offsets, partition_count,
+    At, CALL, Partition, ReadError, Reader, TopicClient, Until, kafka, offsets, partition_count,
 };
 use crate::recovery::error_code;
 use crate::shared_prefetch::SharedPrefetch;
@@ -52,7 +52,7 @@ pub struct Follower {
     reader: Reader,
     /// For the ids of topics. A broker answers the requests of a connection in their order, and the consumer's fetches wait for records. `None` until the first
     /// request.
-    topics: Option<Topics>,
+    topics: Option<TopicClient>,
     /// The prefetch of the current client; `None` if the configuration sets it.
     prefetch: Option<SharedPrefetch>,
     waker: Waker,
@@ -134,7 +134,7 @@ impl Follower {
         }
         let client = match self.topics.take() {
             Some(client) => client,
-            None => Topics::new(&self.settings)?,
+            None => TopicClient::new(&self.settings)?,
         };
         self.topics.insert(client).ids(topics)
     }

@@ -26,7 +26,7 @@ pub(crate) use offsets::{At, CALL, TopicPartition, offset, offsets, request};
 pub use partitions::Event;
 pub(crate) use partitions::{Partition, Reader, Until};
 pub(crate) use topics::partition_count;
-pub use topics::{Topics, partitions};
+pub use topics::{TopicClient, partitions};
 
 /// The first time between two looks whether a transaction is still open, which doubles with each further one.
 const FIRST_PAUSE: Duration = Duration::from_millis(1);
@@ -50,7 +50,7 @@ type Offsets = BTreeMap<TopicPartition, i64>;
 /// Reads topics up to their current end, as a read_committed consumer. Each call continues where the previous one ended.
 pub struct TopicReader {
     reader: Reader,
-    topics: Topics,
+    topics: TopicClient,
     /// See [`TopicReader::expect_id`].
     ids: BTreeMap<String, TopicId>,
 }
@@ -127,14 +127,14 @@ impl TopicReader {
             .collect();
         Ok(Self {
             reader,
-            topics: Topics::new(settings)?,
+            topics: TopicClient::new(settings)?,
             ids: BTreeMap::new(),
         })
     }
 
     /// A client that asks about topics.
     #[must_use]
-    pub fn topics(&self) -> &Topics {
+    pub fn topics(&self) -> &TopicClient {
         &self.topics
     }
 

@@ -451,7 +451,7 @@ impl<C: Contents> Follow<C> {
         };
         if let Some(known) = session {
             let is_other = matches!((known.id, id), (Some(known), Some(now)) if known != now);
-            let end = known.reader.high_watermark(&self.topic, 0)?;
+            let (_, end) = known.reader.topics().watermarks(&self.topic, 0)?;
             let position = known.reader.position(&self.topic, 0).unwrap_or(0);
             if is_other || end < position {
                 *session = None;
@@ -469,7 +469,7 @@ impl<C: Contents> Follow<C> {
                 let id = match (&contents, latest) {
                     (Some(_), Some(latest)) => Some(latest.to.topic),
                     // Without an id that the broker would tell, each change would read the whole topic: the next look asks again.
-                    _ => reader.topic_id(&self.topic)?,
+                    _ => reader.topics().id(&self.topic)?,
                 };
                 reader.expect_id(&self.topic, id);
                 let contents = contents.unwrap_or_default();

@@ -15,22 +15,22 @@ use crate::partition_end::EndContext;
 /// The step of errors.
 const IDS: &str = "requesting the ids of topics";
 
-/// The number of partitions of a topic. Blocks. For several topics, one [`Topics`] is faster.
+/// The number of partitions of a topic. Blocks. For several topics, one [`TopicClient`] is faster.
 ///
 /// # Errors
 /// If the broker does not answer or the topic is missing.
 pub fn partitions(settings: &KafkaSettings, topic: &str) -> Result<i32, ReadError> {
-    Topics::new(settings)?.partitions(topic)
+    TopicClient::new(settings)?.partitions(topic)
 }
 
 /// A client that asks about topics. All calls block.
-pub struct Topics {
+pub struct TopicClient {
     pub(super) client: KafkaClient<BaseConsumer<EndContext>>,
     /// The embedded broker answers no administrative requests, and its topics are never deleted.
     has_ids: bool,
 }
 
-impl Topics {
+impl TopicClient {
     /// Creates the client without connecting to the broker.
     ///
     /// # Errors
@@ -78,7 +78,7 @@ impl Topics {
             .map_err(admin(IDS))
     }
 
-    /// As [`Topics::id`]; `None` also if the broker does not tell it: nobody is kept from reading by that.
+    /// As [`TopicClient::id`]; `None` also if the broker does not tell it: nobody is kept from reading by that.
     #[must_use]
     pub fn known_id(&self, topic: &str) -> Option<TopicId> {
         self.id(topic).unwrap_or_else(|error| {
