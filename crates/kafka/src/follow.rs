@@ -101,7 +101,8 @@ impl Follower {
         let consumer = follower.reader.consumer();
         let mut partitions = Vec::new();
         for topic in topics {
-            partitions.extend((0..partition_count(consumer, topic)?).map(|partition| (topic.clone(), partition)));
+            partitions
+                .extend((0..partition_count(consumer, topic)?).map(|partition| (topic.clone(), partition)));
         }
         // The ends are requested here: the client would look them up after this call has returned, and miss records.
         let ends = match from {

@@ -230,7 +230,12 @@ impl TopicReader {
         time: Timestamp,
     ) -> Result<Option<i64>, ReadError> {
         let deadline = Instant::now() + CALL;
-        offset(self.consumer(), (topic.clone(), partition), At::Time(time), deadline)
+        offset(
+            self.consumer(),
+            (topic.clone(), partition),
+            At::Time(time),
+            deadline,
+        )
     }
 
     /// The next offset to read of a partition; `None` before its first record was read.
@@ -346,7 +351,13 @@ impl TopicReader {
         mut visit: impl FnMut(Option<Record>) -> ControlFlow<()>,
     ) -> Result<(), ReadError> {
         let mut progress = Instant::now();
-        while let Some(Partition { topic, number, until: Some(until), .. }) = self.reader.reading() {
+        while let Some(Partition {
+            topic,
+            number,
+            until: Some(until),
+            ..
+        }) = self.reader.reading()
+        {
             if Instant::now() > deadline {
                 return Err(ReadError::Late {
                     topic: topic.to_string(),

@@ -99,11 +99,7 @@ impl Scan {
             total += part.end.abs_diff(part.next);
             parts.entry(topic).or_default().insert(partition, part);
         }
-        Ok(Self {
-            reader,
-            parts,
-            total,
-        })
+        Ok(Self { reader, parts, total })
     }
 
     /// How many offsets there are to read.

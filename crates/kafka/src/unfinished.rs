@@ -74,7 +74,9 @@ impl Groups {
         let names: Vec<&str> = topics.iter().map(|(_, topic)| &**topic).collect();
         let failed = admin("requesting the ids of topics");
         let ids = topic_ids(consumer.client(), &names, CALL).map_err(&failed)?;
-        let ids = ids.into_iter().map(|(topic, id)| Ok((topic, id.map_err(&failed)?)));
+        let ids = ids
+            .into_iter()
+            .map(|(topic, id)| Ok((topic, id.map_err(&failed)?)));
         Ok(Self {
             positions,
             ids: ids.collect::<Result<_, ReadError>>()?,

@@ -62,7 +62,9 @@ pub(crate) fn request<C: ConsumerContext>(
     for element in consumer.offsets_for_times(list, timeout)?.elements() {
         let topic = Arc::from(element.topic());
         match (element.error(), element.offset()) {
-            (Ok(()), Offset::Offset(offset)) => drop(found.offsets.insert((topic, element.partition()), offset)),
+            (Ok(()), Offset::Offset(offset)) => {
+                drop(found.offsets.insert((topic, element.partition()), offset))
+            }
             (Ok(()), _) if matches!(at, At::Time(_)) => {}
             (Ok(()), _) => {
                 let unknown = KafkaError::OffsetFetch(RDKafkaErrorCode::OffsetNotAvailable);

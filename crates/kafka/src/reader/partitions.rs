@@ -145,7 +145,9 @@ impl Partition {
         };
         let mut is_done = false;
         for _ in 0..MAX_EVENTS {
-            let Some(polling) = queue.poll(Duration::ZERO) else { break };
+            let Some(polling) = queue.poll(Duration::ZERO) else {
+                break;
+            };
             polled.is_idle = false;
             let event = match polling {
                 Ok(message) => {
@@ -227,7 +229,9 @@ impl Reader {
             list.add_partition_offset(&partition.topic, partition.number, next)
                 .map_err(&assigning)?;
             // The queue is split before fetching begins, so that all records arrive in it.
-            let queue = self.consumer.split_partition_queue(&partition.topic, partition.number);
+            let queue = self
+                .consumer
+                .split_partition_queue(&partition.topic, partition.number);
             let mut queue = queue.ok_or_else(|| assigning(KafkaError::Canceled))?;
             let waker = self.waker.clone();
             queue.set_nonempty_callback(move || waker.wake());

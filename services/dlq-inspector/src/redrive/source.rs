@@ -12,7 +12,7 @@ use redeliver_core::error_chain::error_chain;
 use redeliver_core::redrive::REDRIVE_ID;
 use redeliver_core::{Clock, Position, Record, Timestamp};
 use redeliver_kafka::lookup::{Lookup, StoredRecord};
-use redeliver_kafka::reader::{ReadError, TopicReader, TopicClient};
+use redeliver_kafka::reader::{ReadError, TopicClient, TopicReader};
 use redeliver_kafka::{KafkaSettings, TopicId, Waker};
 use redeliver_proto::v1;
 use redeliver_service::followed::{Contents as _, Followed};

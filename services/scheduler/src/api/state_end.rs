@@ -11,7 +11,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use redeliver_kafka::KafkaSettings;
-use redeliver_kafka::reader::{ReadError, TopicReader, TopicClient};
+use redeliver_kafka::reader::{ReadError, TopicClient, TopicReader};
 use tokio::sync::Mutex as AsyncMutex;
 
 /// The maximum time to look for records that the index lacks, and to wait for the right to do so.
