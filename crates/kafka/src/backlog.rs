@@ -11,12 +11,10 @@ use std::ops::ControlFlow;
 use std::sync::Arc;
 use std::time::Duration;
 
-use rdkafka::consumer::BaseConsumer;
 use redeliver_core::Record;
-use redeliver_kafka_ffi::KafkaClient;
 
 use crate::client::KafkaSettings;
-use crate::reader::{CALL, ReadError, is_unknown, kafka};
+use crate::reader::{CALL, ReadError, client, is_unknown};
 use crate::scan::{Part, Scan};
 pub use crate::unfinished::GroupPositions;
 use crate::unfinished::{Groups, Unfinished};
@@ -143,10 +141,7 @@ fn count<T>(
     timeout: Duration,
     read: impl Fn(Record) -> T,
 ) -> Result<BTreeMap<Arc<str>, Head<T>>, ReadError> {
-    let consumer: KafkaClient<BaseConsumer> = settings
-        .reader("read_committed")
-        .create()
-        .map_err(kafka("creating a client"))?;
+    let consumer = client(settings, "read_committed")?;
     let mut counted: BTreeMap<Arc<str>, Head<T>> = BTreeMap::new();
     // With read_uncommitted, the broker returns the last stable positions, and does not wait for the end of a transaction.
     let (isolation, patience) = match mode {

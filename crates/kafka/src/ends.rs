@@ -4,12 +4,12 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use rdkafka::consumer::{BaseConsumer, Consumer as _};
-use redeliver_kafka_ffi::{KafkaClient, TopicId};
+use rdkafka::consumer::Consumer as _;
+use redeliver_kafka_ffi::TopicId;
 
 use crate::client::KafkaSettings;
 use crate::describe::describe_topics;
-use crate::reader::{At, CALL, ReadError, TopicPartition, admin, kafka, offsets};
+use crate::reader::{At, CALL, ReadError, TopicPartition, admin, client, kafka, offsets};
 
 /// Where the partitions of a topic end.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -77,11 +77,6 @@ pub fn settled_ends(settings: &KafkaSettings, topics: &[Arc<str>]) -> Result<Opt
     let stable = offsets(&committed, &partitions, At::End, deadline)?;
     let ends = offsets(&uncommitted, &partitions, At::End, deadline)?;
     Ok((stable == ends).then_some(ends))
-}
-
-fn client(settings: &KafkaSettings, isolation: &str) -> Result<KafkaClient<BaseConsumer>, ReadError> {
-    let client = settings.reader(isolation).create();
-    client.map_err(kafka("creating a client"))
 }
 
 fn partitions(topic: &Arc<str>, count: i32) -> Vec<TopicPartition> {

@@ -9,13 +9,12 @@ use std::time::{Duration, Instant};
 
 use rdkafka::TopicPartitionList;
 use rdkafka::consumer::{BaseConsumer, CommitMode, Consumer as _};
-use rdkafka::error::KafkaError;
 use rdkafka::topic_partition_list::{Offset, TopicPartitionListElem};
 use redeliver_kafka_ffi::KafkaClient;
 pub use redeliver_kafka_ffi::{GroupList, ListedGroup};
 
 use crate::client::KafkaSettings;
-use crate::reader::{CALL, ReadError, TopicPartition, kafka, partition_count};
+use crate::reader::{CALL, ReadError, TopicPartition, admin, client, kafka, partition_count};
 use crate::tracker::Committed;
 
 /// The committed offset of a partition.
@@ -43,12 +42,8 @@ pub type GroupOffsets = BTreeMap<(String, i32), CommittedOffset>;
 /// # Errors
 /// If the client cannot be created or no broker answers within `timeout`.
 pub fn list(settings: &KafkaSettings, timeout: Duration) -> Result<GroupList, ReadError> {
-    let consumer: KafkaClient<BaseConsumer> = settings
-        .reader("read_committed")
-        .create()
-        .map_err(kafka("creating a client"))?;
-    redeliver_kafka_ffi::list_groups(consumer.client(), timeout)
-        .map_err(|code| kafka("listing consumer groups")(KafkaError::AdminOp(code)))
+    let consumer = client(settings, "read_committed")?;
+    redeliver_kafka_ffi::list_groups(consumer.client(), timeout).map_err(admin("listing consumer groups"))
 }
 
 /// The number of members of each group that has any. Blocks.
@@ -56,10 +51,7 @@ pub fn list(settings: &KafkaSettings, timeout: Duration) -> Result<GroupList, Re
 /// # Errors
 /// If the client cannot be created or a broker does not answer within `timeout`.
 pub fn members(settings: &KafkaSettings, timeout: Duration) -> Result<BTreeMap<String, usize>, ReadError> {
-    let consumer: KafkaClient<BaseConsumer> = settings
-        .reader("read_committed")
-        .create()
-        .map_err(kafka("creating a client"))?;
+    let consumer = client(settings, "read_committed")?;
     let groups = consumer
         .fetch_group_list(None, timeout)
         .map_err(kafka("describing consumer groups"))?;

@@ -12,12 +12,11 @@ use std::time::{Duration, Instant};
 
 use rdkafka::consumer::BaseConsumer;
 use redeliver_core::{Record, Timestamp};
-use redeliver_kafka_ffi::KafkaClient;
 
 use crate::client::KafkaSettings;
 use crate::extents::{Extent, extents};
 use crate::reader::{
-    At, CALL, ReadError, TopicPartition, TopicReader, Until, kafka, offsets, partition_count,
+    At, CALL, ReadError, TopicPartition, TopicReader, Until, client, offsets, partition_count,
 };
 use crate::shared_prefetch::SharedPrefetch;
 use crate::tracker::Committed;
@@ -61,10 +60,7 @@ impl Scan {
         whole: &[(Arc<str>, Option<Timestamp>)],
         unfinished: &[(String, Arc<str>)],
     ) -> Result<Self, ReadError> {
-        let consumer: KafkaClient<BaseConsumer> = settings
-            .reader("read_committed")
-            .create()
-            .map_err(kafka("creating a client"))?;
+        let consumer = client(settings, "read_committed")?;
         let groups = Groups::read(settings, &consumer, unfinished, "read_committed")?;
         let mut chosen = Vec::new();
         for (topic, since) in whole {

@@ -63,7 +63,7 @@ pub(crate) fn request<C: ConsumerContext>(
         let topic = Arc::from(element.topic());
         match (element.error(), element.offset()) {
             (Ok(()), Offset::Offset(offset)) => {
-                drop(found.offsets.insert((topic, element.partition()), offset))
+                found.offsets.insert((topic, element.partition()), offset);
             }
             (Ok(()), _) if matches!(at, At::Time(_)) => {}
             (Ok(()), _) => {

@@ -107,6 +107,15 @@ impl TopicClient {
     }
 }
 
+/// A client for requests that are made once.
+pub(crate) fn client(
+    settings: &KafkaSettings,
+    isolation: &str,
+) -> Result<KafkaClient<BaseConsumer>, ReadError> {
+    let client = settings.reader(isolation).create();
+    client.map_err(kafka("creating a client"))
+}
+
 pub(crate) fn partition_count<C: ConsumerContext>(
     consumer: &BaseConsumer<C>,
     topic: &str,

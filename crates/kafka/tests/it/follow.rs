@@ -197,7 +197,7 @@ async fn lookups_return_existing_records_and_none_for_missing_ones() {
     produce(&settings, &topic, 0, &many).await;
     produce_and_abort(&settings, &topic, &["never"]);
     produce(&settings, &topic, 1, &["other"]).await;
-    let lookup = Lookup::new(&settings).unwrap();
+    let mut lookup = Lookup::new(&settings).unwrap();
     let position = |partition, offset| Position {
         topic: topic.clone(),
         partition,
@@ -253,8 +253,8 @@ async fn only_records_that_kafka_has_deleted_are_found_to_be() {
     produce(&settings, &topic, 0, &["v0", "v1", "v2"]).await;
     produce_and_abort(&settings, &topic, &["never"]);
     kafka_request::delete_records(&settings.brokers, &topic, 0, 2);
-    let lookup = Lookup::new(&settings).unwrap();
-    let find = |topic: &Arc<str>, offsets: &[i64]| {
+    let mut lookup = Lookup::new(&settings).unwrap();
+    let mut find = |topic: &Arc<str>, offsets: &[i64]| {
         let positions: Vec<Position> = offsets
             .iter()
             .map(|offset| Position {

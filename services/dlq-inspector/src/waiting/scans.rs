@@ -331,7 +331,7 @@ impl Scans {
     }
 
     fn lookup(&self, position: &Position) -> Result<Option<Record>, ReadError> {
-        let lookup = Lookup::new(&self.kafka)?;
+        let mut lookup = Lookup::new(&self.kafka)?;
         let found = lookup.get(std::slice::from_ref(position), LOOKUP_TIMEOUT)?;
         let found = found.into_iter().flatten().next();
         Ok(found.map(|stored| stored.record))
