@@ -7,19 +7,15 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use rdkafka::TopicPartitionList;
 use rdkafka::consumer::{BaseConsumer, Consumer as _};
 use rdkafka::error::{KafkaResult, RDKafkaErrorCode};
 use rdkafka::metadata::MetadataTopic;
-use rdkafka::topic_partition_list::Offset;
 use rdkafka::types::RDKafkaRespErr;
 use redeliver_core::pipeline::is_topic_name;
 
-use crate::reader::{ReadError, kafka};
+use crate::reader::{At, CALL, ReadError, TopicPartition, kafka, request};
 use crate::recovery::is_timeout;
 
-/// Timeout of one request.
-const CALL: Duration = Duration::from_secs(10);
 /// Timeout of a request to the leader of partitions. It is short because the leaders are asked one after the other.
 pub(crate) const LEADER_CALL: Duration = Duration::from_secs(3);
 /// The first pause before leaders are asked again, which doubles with each further one.
@@ -33,9 +29,6 @@ pub struct Extent {
     /// The last stable offset: the end, exclusive, for a read_committed consumer.
     pub end: i64,
 }
-
-/// A topic and the number of one of its partitions.
-type Partition = (Arc<str>, i32);
 
 /// Topics of a cluster.
 pub(crate) struct Listed {
@@ -76,8 +69,8 @@ impl Listed {
     }
 
     /// The bounds of all partitions whose leaders answer.
-    pub(crate) fn extents(&self, consumer: &BaseConsumer) -> BTreeMap<Partition, Extent> {
-        let mut by_leader: BTreeMap<i32, Vec<Partition>> = BTreeMap::new();
+    pub(crate) fn extents(&self, consumer: &BaseConsumer) -> BTreeMap<TopicPartition, Extent> {
+        let mut by_leader: BTreeMap<i32, Vec<TopicPartition>> = BTreeMap::new();
         for (topic, leaders) in &self.leaders {
             for (partition, leader) in (0..).zip(leaders) {
                 if *leader >= 0 {
@@ -125,10 +118,10 @@ pub(crate) fn refusal(consumer: &BaseConsumer, topic: &str) -> Result<Option<Str
 /// The bounds of partitions, `None` where no leader answers within `patience`: most changes of leaders end soon. Leaves out topics that do not exist.
 pub(crate) fn extents(
     consumer: &BaseConsumer,
-    partitions: impl Iterator<Item = Partition>,
+    partitions: impl Iterator<Item = TopicPartition>,
     patience: Duration,
-) -> Result<BTreeMap<Partition, Option<Extent>>, ReadError> {
-    let mut extents: BTreeMap<Partition, Option<Extent>> = partitions.map(|key| (key, None)).collect();
+) -> Result<BTreeMap<TopicPartition, Option<Extent>>, ReadError> {
+    let mut extents: BTreeMap<TopicPartition, Option<Extent>> = partitions.map(|key| (key, None)).collect();
     let deadline = Instant::now() + patience;
     let mut pause = FIRST_PAUSE;
     loop {
@@ -155,35 +148,16 @@ pub(crate) fn extents(
 }
 
 /// The bounds of partitions that have the same leader.
-fn bounds(consumer: &BaseConsumer, partitions: &[Partition]) -> KafkaResult<BTreeMap<Partition, Extent>> {
+fn bounds(
+    consumer: &BaseConsumer,
+    partitions: &[TopicPartition],
+) -> KafkaResult<BTreeMap<TopicPartition, Extent>> {
     // The first offsets are requested first, so that none is beyond the end.
-    let lows = offsets(consumer, partitions, Offset::Beginning)?;
-    let ends = offsets(consumer, partitions, Offset::End)?;
+    let lows = request(consumer, partitions, At::Beginning, LEADER_CALL)?.offsets;
+    let ends = request(consumer, partitions, At::End, LEADER_CALL)?.offsets;
     let known = lows.into_iter().filter_map(|(key, low)| {
         let end = *ends.get(&key)?;
         Some((key, Extent { low, end }))
     });
     Ok(known.collect())
-}
-
-/// The offsets at one end of partitions that have the same leader.
-fn offsets(
-    consumer: &BaseConsumer,
-    partitions: &[Partition],
-    end: Offset,
-) -> KafkaResult<BTreeMap<Partition, i64>> {
-    let mut list = TopicPartitionList::with_capacity(partitions.len());
-    for (topic, partition) in partitions {
-        // In the request, -2 and -1 in place of a timestamp mean the first offset and the end. For a read_committed
-        // client, the broker returns the last stable offset as the end.
-        list.add_partition_offset(topic, *partition, end)?;
-    }
-    let found = consumer.offsets_for_times(list, LEADER_CALL)?;
-    let mut offsets = BTreeMap::new();
-    for element in found.elements() {
-        if let (Ok(()), Offset::Offset(offset)) = (element.error(), element.offset()) {
-            offsets.insert((Arc::from(element.topic()), element.partition()), offset);
-        }
-    }
-    Ok(offsets)
 }

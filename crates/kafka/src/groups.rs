@@ -5,17 +5,16 @@
 use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rdkafka::TopicPartitionList;
 use rdkafka::consumer::{BaseConsumer, CommitMode, Consumer as _};
-use rdkafka::error::KafkaError;
 use rdkafka::topic_partition_list::{Offset, TopicPartitionListElem};
 use redeliver_kafka_ffi::KafkaClient;
 pub use redeliver_kafka_ffi::{GroupList, ListedGroup};
 
 use crate::client::KafkaSettings;
-use crate::reader::{ReadError, committed_offsets, group_consumer, kafka};
+use crate::reader::{CALL, ReadError, TopicPartition, admin, client, kafka, partition_count};
 use crate::tracker::Committed;
 
 /// The committed offset of a partition.
@@ -43,12 +42,8 @@ pub type GroupOffsets = BTreeMap<(String, i32), CommittedOffset>;
 /// # Errors
 /// If the client cannot be created or no broker answers within `timeout`.
 pub fn list(settings: &KafkaSettings, timeout: Duration) -> Result<GroupList, ReadError> {
-    let consumer: KafkaClient<BaseConsumer> = settings
-        .reader("read_committed")
-        .create()
-        .map_err(kafka("creating a client"))?;
-    redeliver_kafka_ffi::list_groups(consumer.client(), timeout)
-        .map_err(|code| kafka("listing consumer groups")(KafkaError::AdminOp(code)))
+    let consumer = client(settings, "read_committed")?;
+    redeliver_kafka_ffi::list_groups(consumer.client(), timeout).map_err(admin("listing consumer groups"))
 }
 
 /// The number of members of each group that has any. Blocks.
@@ -56,10 +51,7 @@ pub fn list(settings: &KafkaSettings, timeout: Duration) -> Result<GroupList, Re
 /// # Errors
 /// If the client cannot be created or a broker does not answer within `timeout`.
 pub fn members(settings: &KafkaSettings, timeout: Duration) -> Result<BTreeMap<String, usize>, ReadError> {
-    let consumer: KafkaClient<BaseConsumer> = settings
-        .reader("read_committed")
-        .create()
-        .map_err(kafka("creating a client"))?;
+    let consumer = client(settings, "read_committed")?;
     let groups = consumer
         .fetch_group_list(None, timeout)
         .map_err(kafka("describing consumer groups"))?;
@@ -79,8 +71,7 @@ pub fn offsets(
     group: &str,
     topics: &[Arc<str>],
 ) -> Result<GroupOffsets, ReadError> {
-    let consumer = group_consumer(settings, group, "read_committed")?;
-    read(&consumer, topics)
+    offsets_with(settings, group, topics, "read_committed")
 }
 
 /// As [`offsets`], without waiting for open transactions. Enough to know what a group has read.
@@ -92,21 +83,102 @@ pub fn previous_offsets(
     group: &str,
     topics: &[Arc<str>],
 ) -> Result<GroupOffsets, ReadError> {
-    let consumer = group_consumer(settings, group, "read_uncommitted")?;
-    read(&consumer, topics)
+    offsets_with(settings, group, topics, "read_uncommitted")
 }
 
-fn read(consumer: &BaseConsumer, topics: &[Arc<str>]) -> Result<GroupOffsets, ReadError> {
-    let list = committed_offsets(consumer, topics)?;
+fn offsets_with(
+    settings: &KafkaSettings,
+    group: &str,
+    topics: &[Arc<str>],
+    isolation: &str,
+) -> Result<GroupOffsets, ReadError> {
     let mut offsets = GroupOffsets::new();
-    for element in list.elements() {
+    for element in committed_offsets(settings, group, topics, isolation)?.elements() {
         if let Offset::Offset(offset) = element.offset() {
-            let metadata = metadata(&element)?;
             let partition = (element.topic().to_owned(), element.partition());
+            let Some(metadata) = metadata(&element) else {
+                let (topic, partition) = partition;
+                return Err(ReadError::Metadata { topic, partition });
+            };
             offsets.insert(partition, CommittedOffset { offset, metadata });
         }
     }
     Ok(offsets)
+}
+
+/// The committed positions of a group; `None` where it has committed nothing. With the isolation `read_uncommitted`, does not wait for the end of a transaction
+/// that commits others.
+pub(crate) fn positions(
+    settings: &KafkaSettings,
+    group: &str,
+    topics: &[Arc<str>],
+    isolation: &str,
+) -> Result<BTreeMap<TopicPartition, Option<Committed>>, ReadError> {
+    let list = committed_offsets(settings, group, topics, isolation)?;
+    let position = |element: &TopicPartitionListElem<'_>| match element.offset() {
+        Offset::Offset(offset) => Some(committed(offset, &any_metadata(element))),
+        _ => None,
+    };
+    Ok(list
+        .elements()
+        .iter()
+        .map(|element| ((element.topic().into(), element.partition()), position(element)))
+        .collect())
+}
+
+/// Decodes a committed position. Metadata of other programs is ignored, with a log line.
+pub(crate) fn committed(offset: i64, metadata: &str) -> Committed {
+    Committed::decode(offset, metadata).unwrap_or_else(|error| {
+        tracing::error!(
+            offset, %error,
+            "cannot decode the metadata of a committed offset; completed records after it may be processed again"
+        );
+        Committed::at(offset)
+    })
+}
+
+/// A consumer that reads and writes the committed offsets of a group without joining it. With the isolation `read_committed`,
+/// it waits for open transactions that commit offsets of the group.
+fn group_consumer(
+    settings: &KafkaSettings,
+    group: &str,
+    isolation: &str,
+) -> Result<KafkaClient<BaseConsumer>, ReadError> {
+    let mut config = settings.reader(isolation);
+    config.set("group.id", group);
+    config.create().map_err(kafka("creating a consumer"))
+}
+
+fn committed_offsets(
+    settings: &KafkaSettings,
+    group: &str,
+    topics: &[Arc<str>],
+    isolation: &str,
+) -> Result<TopicPartitionList, ReadError> {
+    let consumer = group_consumer(settings, group, isolation)?;
+    let mut list = TopicPartitionList::new();
+    for topic in topics {
+        list.add_partition_range(topic, 0, partition_count(&consumer, topic)? - 1);
+    }
+    let deadline = Instant::now() + 3 * CALL;
+    loop {
+        // While a transaction that commits an offset is open, the request for it fails.
+        let committed = consumer.committed_offsets(list.clone(), CALL);
+        let stable = committed.and_then(|list| {
+            list.elements()
+                .iter()
+                .try_for_each(TopicPartitionListElem::error)?;
+            Ok(list)
+        });
+        match stable {
+            Ok(list) => return Ok(list),
+            Err(error) if Instant::now() > deadline => {
+                return Err(kafka("requesting committed offsets")(error));
+            }
+            Err(error) => tracing::debug!(%error, "cannot read committed offsets; retrying"),
+        }
+        std::thread::park_timeout(Duration::from_millis(50));
+    }
 }
 
 /// Commits these offsets for a group that has no members. Blocks.
@@ -127,13 +199,15 @@ pub fn commit(settings: &KafkaSettings, group: &str, offsets: &GroupOffsets) -> 
     consumer.commit(&list, CommitMode::Sync).map_err(&failed)
 }
 
-/// The client library panics on metadata that is not UTF-8.
-fn metadata(element: &TopicPartitionListElem<'_>) -> Result<String, ReadError> {
-    let read = || element.metadata().to_owned();
-    catch_unwind(AssertUnwindSafe(read)).map_err(|_| ReadError::Metadata {
-        topic: element.topic().to_owned(),
-        partition: element.partition(),
-    })
+/// The metadata of a committed position, or a text that is none.
+pub(crate) fn any_metadata(element: &TopicPartitionListElem<'_>) -> String {
+    metadata(element).unwrap_or_else(|| "not UTF-8".to_owned())
+}
+
+/// The metadata of a committed position; `None` if it is not UTF-8.
+fn metadata(element: &TopicPartitionListElem<'_>) -> Option<String> {
+    // The client library panics on it.
+    catch_unwind(AssertUnwindSafe(|| element.metadata().to_owned())).ok()
 }
 
 #[cfg(test)]

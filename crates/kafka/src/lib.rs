@@ -12,7 +12,7 @@
 //! | [`recovery`] | how to recover from each error of a client |
 //! | [`tracker`] | the completed offsets of a partition, in any order |
 //! | [`convert`] | conversion of records between the client's types and ours |
-//! | [`reader`] | reading topics outside of a group, from the beginning or continuously |
+//! | [`reader`] | reading topics outside of a group up to their ends, and what all such readers have in common |
 //! | `partition_end` | where a consumer reached the end of a partition |
 //! | [`groups`] | the consumer groups of the cluster, and copying their committed offsets |
 //! | [`exclusive`] | changes of a topic that other processes cannot overlap |
@@ -20,7 +20,8 @@
 //! | [`lookup`] | reading single records by offset |
 //! | [`survey`] | listing topics with their offsets and retention |
 //! | [`backlog`] | the number of records that a group has not completed |
-//! | [`ends`] | where the partitions of a topic end now |
+//! | `unfinished` | what groups have not completed of the partitions |
+//! | [`ends`] | where the partitions of topics end now |
 //! | [`scan`] | reading what groups have not completed, or topics since a time, with progress |
 //! | `shared_prefetch` | how much clients of many partitions prefetch |
 //! | [`producer`] | an idempotent producer without transactions |
@@ -60,6 +61,7 @@ pub mod topic_watch;
 pub mod topology;
 pub mod tracker;
 pub mod transaction;
+mod unfinished;
 
 pub use credentials::{CredentialObserver, CredentialSource, Credentials, SecretProperties};
 

@@ -119,7 +119,7 @@ fn answer(settings: &KafkaSettings, lookup: &mut Option<Lookup>, wanted: Vec<Wan
         .filter(|(_, sender)| !sender.is_closed())
         .unzip();
     let mut read = || -> Result<Vec<Option<StoredRecord>>, ReadError> {
-        let client = match lookup.take() {
+        let mut client = match lookup.take() {
             Some(client) => client,
             None => Lookup::uncommitted(settings)?,
         };

@@ -1,6 +1,5 @@
 //! Reads single records by offset.
 
-use std::collections::BTreeMap;
 use std::ops::ControlFlow;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -15,14 +14,13 @@ use redeliver_kafka_ffi::KafkaClient;
 
 use crate::client::{KafkaSettings, QUEUED_RECORDS};
 use crate::convert;
-use crate::partition_end::{AtEnd, EndContext, at_end};
-use crate::reader::{ReadError, is_unknown, kafka, watermarks};
+use crate::partition_end::EndContext;
+use crate::reader::{At, ReadError, is_unknown, kafka, offset};
 use crate::recovery::error_code;
 
 /// Reads records by offset, one lookup at a time.
 pub struct Lookup {
     consumer: KafkaClient<BaseConsumer<EndContext>>,
-    /// What the last [`Lookup::get_first`] has left.
     reading: Reading,
 }
 
@@ -126,35 +124,20 @@ impl Lookup {
     /// # Errors
     /// If they cannot be read within `timeout`.
     pub fn get(
-        &self,
+        &mut self,
         positions: &[Position],
         timeout: Duration,
     ) -> Result<Vec<Option<StoredRecord>>, ReadError> {
-        let deadline = Instant::now() + timeout;
         let mut found: Vec<Option<StoredRecord>> = positions.iter().map(|_| None).collect();
-        let mut partitions: BTreeMap<(&str, i32), Vec<usize>> = BTreeMap::new();
-        for (index, position) in positions.iter().enumerate() {
-            partitions
-                .entry((&position.topic, position.partition))
-                .or_default()
-                .push(index);
-        }
-        let mut result = Ok(());
-        let mut reading = Reading::default();
-        for indexes in partitions.values_mut() {
-            indexes.sort_unstable_by_key(|index| positions[*index].offset);
-            let visited =
-                self.visit_partition(&mut reading, positions, indexes, deadline, |index, sought| {
-                    found[index] = sought.ok();
-                    ControlFlow::Continue(())
-                });
-            if let Err(error) = visited {
-                result = Err(error);
-                break;
-            }
-        }
-        self.consumer.unassign().map_err(kafka("unassigning"))?;
-        result.map(|()| found)
+        let mut sorted: Vec<(&Position, &mut Option<StoredRecord>)> =
+            positions.iter().zip(&mut found).collect();
+        sorted.sort_unstable_by_key(|(position, _)| *position);
+        let visited = self.visit(sorted, Instant::now() + timeout, |found, sought| {
+            *found = sought.ok();
+            ControlFlow::Continue(())
+        });
+        self.rest()?;
+        visited.map(|()| found)
     }
 
     /// What is known of these positions, which must be of one partition and in the order of their offsets. Returns that of the first ones, at least
@@ -163,11 +146,10 @@ impl Lookup {
     ///
     /// # Errors
     /// If nothing can be read within `timeout`.
-    pub fn find(&self, positions: &[Position], timeout: Duration) -> Result<Vec<Found>, ReadError> {
-        let deadline = Instant::now() + timeout;
-        let indexes: Vec<usize> = (0..positions.len()).collect();
-        let (mut reading, mut sought) = (Reading::default(), Vec::<Sought>::new());
-        let visited = self.visit_partition(&mut reading, positions, &indexes, deadline, |_, found| {
+    pub fn find(&mut self, positions: &[Position], timeout: Duration) -> Result<Vec<Found>, ReadError> {
+        let mut sought = Vec::<Sought>::new();
+        let all = positions.iter().map(|position| (position, ()));
+        let visited = self.visit(all, Instant::now() + timeout, |(), found| {
             let is_last = matches!(found, Err(Missing::Unknown));
             sought.push(found);
             if is_last {
@@ -176,19 +158,22 @@ impl Lookup {
                 ControlFlow::Continue(())
             }
         });
-        self.consumer.unassign().map_err(kafka("unassigning"))?;
+        self.rest()?;
         if let (Err(error), true) = (visited, sought.is_empty()) {
             return Err(error);
         }
         let is_out_of_range = |found: &Sought| matches!(found, Err(Missing::OutOfRange));
-        let low = match sought.iter().position(is_out_of_range) {
-            Some(index) => {
-                let position = &positions[index];
+        let low = match positions.first() {
+            Some(Position { topic, partition, .. }) if sought.iter().any(is_out_of_range) => {
                 let deadline = Instant::now() + timeout;
-                let (low, _) = watermarks(&self.consumer, &position.topic, position.partition, deadline)?;
-                Some(low)
+                offset(
+                    &self.consumer,
+                    (topic.clone(), *partition),
+                    At::Beginning,
+                    deadline,
+                )?
             }
-            None => None,
+            _ => None,
         };
         let found = sought.into_iter().zip(positions);
         Ok(found
@@ -208,34 +193,22 @@ impl Lookup {
         bytes: usize,
         timeout: Duration,
     ) -> Result<Vec<Option<StoredRecord>>, ReadError> {
-        let deadline = Instant::now() + timeout;
         let (mut found, mut size) = (Vec::new(), 0);
-        let runs = positions.chunk_by(|one, next| {
-            one.topic == next.topic && one.partition == next.partition && one.offset <= next.offset
-        });
-        let mut reading = std::mem::take(&mut self.reading);
-        for run in runs {
-            let indexes: Vec<usize> = (0..run.len()).collect();
-            let visited = self.visit_partition(&mut reading, run, &indexes, deadline, |_, sought| {
-                let stored = sought.ok();
-                size += stored.as_ref().map_or(0, |stored| stored.record.size());
-                found.push(stored);
-                if size < bytes {
-                    ControlFlow::Continue(())
-                } else {
-                    ControlFlow::Break(())
-                }
-            });
-            match visited {
-                Ok(ControlFlow::Continue(())) => {}
-                Ok(ControlFlow::Break(())) => break,
-                Err(error) => {
-                    self.rest()?;
-                    return Err(error);
-                }
+        let all = positions.iter().map(|position| (position, ()));
+        let visited = self.visit(all, Instant::now() + timeout, |(), sought| {
+            let stored = sought.ok();
+            size += stored.as_ref().map_or(0, |stored| stored.record.size());
+            found.push(stored);
+            if size < bytes {
+                ControlFlow::Continue(())
+            } else {
+                ControlFlow::Break(())
             }
+        });
+        if let Err(error) = visited {
+            self.rest()?;
+            return Err(error);
         }
-        self.reading = reading;
         Ok(found)
     }
 
@@ -248,54 +221,48 @@ impl Lookup {
         self.consumer.unassign().map_err(kafka("unassigning"))
     }
 
-    /// Visits the records at these positions of one partition, in the order of `indexes`, which must be that of the offsets.
-    fn visit_partition(
-        &self,
-        reading: &mut Reading,
-        positions: &[Position],
-        indexes: &[usize],
+    /// Visits the records at these positions, until the visitor breaks.
+    fn visit<'p, T>(
+        &mut self,
+        positions: impl IntoIterator<Item = (&'p Position, T)>,
         deadline: Instant,
-        mut visit: impl FnMut(usize, Sought) -> ControlFlow<()>,
-    ) -> Result<ControlFlow<()>, ReadError> {
-        for index in indexes {
-            let position = &positions[*index];
-            let is_assigned = reading.partition.as_ref().is_some_and(|(topic, partition)| {
+        mut visit: impl FnMut(T, Sought) -> ControlFlow<()>,
+    ) -> Result<(), ReadError> {
+        let offset = |ahead: &StoredRecord| ahead.record.position.offset;
+        for (position, tag) in positions {
+            let is_assigned = |(topic, partition): &(Arc<str>, i32)| {
                 *topic == position.topic && *partition == position.partition
-            });
-            if !is_assigned {
-                *reading = Reading {
+            };
+            if !self.reading.partition.as_ref().is_some_and(is_assigned) {
+                self.reading = Reading {
                     partition: Some((position.topic.clone(), position.partition)),
                     ..Reading::default()
                 };
             }
-            let offset = |ahead: &StoredRecord| ahead.record.position.offset;
-            let is_usable = |ahead: &StoredRecord| (reading.from..=offset(ahead)).contains(&position.offset);
+            let from = self.reading.from;
+            let is_usable = |ahead: &StoredRecord| (from..=offset(ahead)).contains(&position.offset);
             // Unless it turns out that there is none, a record at or after the position is read.
             let mut missing = Missing::Passed;
-            if !reading.ahead.as_ref().is_some_and(is_usable) {
-                reading.ahead = None;
-                let is_near = reading
-                    .next
-                    .is_some_and(|next| (0..NEAR).contains(&(position.offset - next)));
-                if !is_near {
+            if !self.reading.ahead.as_ref().is_some_and(is_usable) {
+                self.reading.ahead = None;
+                let distance = self.reading.next.map(|next| position.offset - next);
+                if !distance.is_some_and(|distance| (0..NEAR).contains(&distance)) {
                     self.assign(position)?;
                 }
-                reading.from = position.offset;
+                self.reading.from = position.offset;
                 match self.read_up_to(position, deadline)? {
-                    Ok(ahead) => reading.ahead = Some(ahead),
+                    Ok(ahead) => self.reading.ahead = Some(ahead),
                     Err(why) => missing = why,
                 }
-                reading.next = reading.ahead.as_ref().map(|ahead| offset(ahead) + 1);
+                self.reading.next = self.reading.ahead.as_ref().map(|ahead| offset(ahead) + 1);
             }
-            let stored = reading
-                .ahead
-                .as_ref()
-                .filter(|ahead| offset(ahead) == position.offset);
-            if visit(*index, stored.cloned().ok_or(missing)).is_break() {
-                return Ok(ControlFlow::Break(()));
+            let mut ahead = self.reading.ahead.iter();
+            let stored = ahead.find(|ahead| offset(ahead) == position.offset);
+            if visit(tag, stored.cloned().ok_or(missing)).is_break() {
+                break;
             }
         }
-        Ok(ControlFlow::Continue(()))
+        Ok(())
     }
 
     fn assign(&self, position: &Position) -> Result<(), ReadError> {
@@ -356,13 +323,13 @@ impl Lookup {
     /// What an end of partition says of a position; `None` if its record may still arrive.
     fn at_end(&self, position: &Position, deadline: Instant) -> Result<Option<Missing>, ReadError> {
         let after = position.offset.saturating_add(1);
-        let reported = self.consumer.context().take_end();
-        if let AtEnd::Reached { .. } = at_end(None, reported, after) {
+        if self.consumer.context().take_end() >= Some(after) {
             return Ok(Some(Missing::Passed));
         }
         // The broker that served the fetch may not know all records yet. The leader knows the end, and so do later fetches.
-        match watermarks(&self.consumer, &position.topic, position.partition, deadline) {
-            Ok((_, end)) => Ok((end < after).then_some(Missing::Unknown)),
+        let partition = (position.topic.clone(), position.partition);
+        match offset(&self.consumer, partition, At::End, deadline) {
+            Ok(end) => Ok((end < Some(after)).then_some(Missing::Unknown)),
             Err(ReadError::Kafka { source, .. }) if is_unknown(&source) => Ok(Some(Missing::Unknown)),
             Err(error) => Err(error),
         }
@@ -384,7 +351,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_record_is_deleted_only_if_kafka_has_what_follows_it() {
+    fn only_passed_records_are_deleted() {
         for (missing, low, is_deleted) in [
             (Missing::Passed, None, true),
             (Missing::OutOfRange, Some(8), true),

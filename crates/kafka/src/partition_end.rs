@@ -107,59 +107,12 @@ fn offset_in(reason: &str) -> Option<i64> {
     offset.parse().ok().filter(|offset| *offset >= 0)
 }
 
-/// What an end of partition means for a reader that has to read up to an end.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum AtEnd {
-    /// Everything before the end was read.
-    Reached {
-        /// The next offset to read.
-        next: i64,
-    },
-    /// The broker does not know of the whole partition yet. The client keeps fetching, and reports the next end.
-    ReadOn {
-        /// The next offset to read; `None` for the beginning of the partition.
-        next: Option<i64>,
-    },
-}
-
-/// Decides about an end of partition at `reported`, when the next offset to read is `next` and the reader has to reach `end`.
-pub(crate) fn at_end(next: Option<i64>, reported: Option<i64>, end: i64) -> AtEnd {
-    match next.max(reported) {
-        Some(next) if next >= end => AtEnd::Reached { next },
-        next => AtEnd::ReadOn { next },
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
-    fn an_end_is_reached_only_if_everything_before_it_was_read() {
-        let reached = |next| AtEnd::Reached { next };
-        let read_on = |next| AtEnd::ReadOn { next };
-        for (next, reported, expected) in [
-            // The last offsets before the end are markers or were removed.
-            (Some(990), Some(1000), reached(1000)),
-            (None, Some(1000), reached(1000)),
-            // Markers that were written after the end was looked up.
-            (Some(1000), Some(1001), reached(1001)),
-            (Some(1000), Some(1000), reached(1000)),
-            // The broker's high watermark lags behind.
-            (Some(990), Some(990), read_on(Some(990))),
-            (Some(980), Some(999), read_on(Some(999))),
-            (None, Some(0), read_on(Some(0))),
-            // The offset is unknown, so only records count.
-            (Some(999), None, read_on(Some(999))),
-            (None, None, read_on(None)),
-            (Some(1000), None, reached(1000)),
-        ] {
-            assert_eq!(at_end(next, reported, 1000), expected, "{next:?} {reported:?}");
-        }
-    }
-
-    #[test]
-    fn the_offset_is_read_from_the_text_of_the_client() {
+    fn offset_is_in_the_text() {
         let text = "Fetch from broker 1 reached end of partition at offset 990 (HighwaterMark 1000)";
         assert_eq!(offset_in(text), Some(990));
         for other in [

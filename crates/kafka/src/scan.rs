@@ -5,24 +5,22 @@
 //! copy is either not complete, or the next one was written before the ends were requested. A record that moves on in between can be in the
 //! scan twice.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::HashMap;
 use std::ops::ControlFlow;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rdkafka::consumer::BaseConsumer;
 use redeliver_core::{Record, Timestamp};
-use redeliver_kafka_ffi::KafkaClient;
 
-use crate::backlog::{Groups, Unfinished};
 use crate::client::KafkaSettings;
 use crate::extents::{Extent, extents};
-use crate::reader::{ReadError, TopicReader, kafka, offsets_since, partition_count};
+use crate::reader::{
+    At, CALL, ReadError, TopicPartition, TopicReader, Until, client, offsets, partition_count,
+};
 use crate::shared_prefetch::SharedPrefetch;
 use crate::tracker::Committed;
-
-/// Timeout of one request.
-const CALL: Duration = Duration::from_secs(10);
+use crate::unfinished::{Groups, Unfinished};
 
 /// A part of each of several partitions, which has been chosen and not been read yet.
 pub struct Scan {
@@ -40,11 +38,14 @@ pub struct Progress {
     pub total: u64,
 }
 
-struct Part {
-    committed: Committed,
+/// The part of a partition to read.
+pub(crate) struct Part {
+    pub(crate) committed: Committed,
     /// The offset after the last one that was read.
-    next: i64,
-    end: i64,
+    pub(crate) next: i64,
+    pub(crate) end: i64,
+    /// The part ends at the end of the partition. Otherwise the first record after it is read, too: there may be none before.
+    pub(crate) is_all: bool,
 }
 
 impl Scan {
@@ -59,10 +60,7 @@ impl Scan {
         whole: &[(Arc<str>, Option<Timestamp>)],
         unfinished: &[(String, Arc<str>)],
     ) -> Result<Self, ReadError> {
-        let consumer: KafkaClient<BaseConsumer> = settings
-            .reader("read_committed")
-            .create()
-            .map_err(kafka("creating a client"))?;
+        let consumer = client(settings, "read_committed")?;
         let groups = Groups::read(settings, &consumer, unfinished, "read_committed")?;
         let mut chosen = Vec::new();
         for (topic, since) in whole {
@@ -71,42 +69,45 @@ impl Scan {
         let remaining = groups.remaining(&consumer, CALL)?;
         remaining.check_leaders()?;
         chosen.extend(remaining.unfinished);
-
-        let mut parts: HashMap<Arc<str>, HashMap<i32, Part>> = HashMap::new();
-        let (mut from, mut total) = (Vec::new(), 0);
-        for Unfinished {
-            topic,
-            partition,
-            committed,
-            end,
-        } in chosen
-        {
-            let begin = committed.offset;
-            if begin >= end {
-                continue;
-            }
-            total += end.abs_diff(begin);
+        let parts = chosen.into_iter().map(|(key, Unfinished { committed, end })| {
             let part = Part {
+                next: committed.offset,
                 committed,
-                next: begin,
                 end,
+                is_all: true,
             };
-            let of_topic = parts.entry(topic.as_str().into()).or_default();
-            of_topic.insert(partition, part);
-            from.push(((topic, partition), begin));
+            (key, part)
+        });
+        Self::of(settings, parts.filter(|(_, part)| part.next < part.end).collect())
+    }
+
+    /// A scan of parts that are not empty.
+    pub(crate) fn of(
+        settings: &KafkaSettings,
+        chosen: Vec<(TopicPartition, Part)>,
+    ) -> Result<Self, ReadError> {
+        let settings = SharedPrefetch::of(chosen.len()).limit(settings);
+        let from = chosen.iter().map(|(key, part)| (key.clone(), Some(part.next)));
+        let reader = TopicReader::from_offsets(&settings, from)?;
+        let mut parts: HashMap<Arc<str>, HashMap<i32, Part>> = HashMap::new();
+        let mut total = 0;
+        for ((topic, partition), part) in chosen {
+            total += part.end.abs_diff(part.next);
+            parts.entry(topic).or_default().insert(partition, part);
         }
-        let settings = SharedPrefetch::of(from.len()).limit(settings);
-        Ok(Self {
-            reader: TopicReader::from_offsets(&settings, from)?,
-            parts,
-            total,
-        })
+        Ok(Self { reader, parts, total })
     }
 
     /// How many offsets there are to read.
     #[must_use]
     pub fn total(&self) -> u64 {
         self.total
+    }
+
+    /// The parts, with their topics.
+    pub(crate) fn parts(&self) -> impl Iterator<Item = (&Arc<str>, &Part)> {
+        let topics = self.parts.iter();
+        topics.flat_map(|(topic, parts)| parts.values().map(move |part| (topic, part)))
     }
 
     /// Reads them, partitions in no particular order and each in its order, until the visitor breaks. Visits `None` while no record
@@ -119,20 +120,37 @@ impl Scan {
         timeout: Duration,
         mut visit: impl FnMut(Option<Record>, Progress) -> ControlFlow<()>,
     ) -> Result<(), ReadError> {
-        let ends: BTreeMap<(String, i32), i64> = self
-            .parts
-            .iter()
-            .flat_map(|(topic, parts)| {
+        self.read(false, timeout, |found, progress| {
+            visit(found.map(|(record, _)| record), progress)
+        })
+    }
+
+    /// As [`Scan::run`], also visiting whether the part of a record ends at the end of its partition. If it waits for transactions that are open now, these ends
+    /// are the ones after that.
+    pub(crate) fn read(
+        &mut self,
+        waits_for_transactions: bool,
+        timeout: Duration,
+        mut visit: impl FnMut(Option<(Record, bool)>, Progress) -> ControlFlow<()>,
+    ) -> Result<(), ReadError> {
+        let deadline = Instant::now() + timeout;
+        let (ends, until): (_, fn(i64) -> Until) = if waits_for_transactions {
+            let parts = self.parts.values_mut().flat_map(HashMap::values_mut);
+            parts.for_each(|part| part.end = i64::MAX);
+            (self.reader.settled_ends(deadline)?, Until::End)
+        } else {
+            let ends = self.parts.iter().flat_map(|(topic, parts)| {
                 let parts = parts.iter();
-                parts.map(|(partition, part)| ((topic.to_string(), *partition), part.end))
-            })
-            .collect();
+                parts.map(|(partition, part)| ((topic.clone(), *partition), part.end))
+            });
+            (ends.collect(), Until::Offset)
+        };
         let mut progress = Progress {
             read: 0,
             total: self.total,
         };
         let parts = &mut self.parts;
-        self.reader.read_parts(ends, timeout, |record| {
+        self.reader.read_until(&ends, until, deadline, |record| {
             let Some(record) = record else {
                 return visit(None, progress);
             };
@@ -140,7 +158,10 @@ impl Scan {
             let of_topic = parts.get_mut(&position.topic);
             let part = of_topic.and_then(|parts| parts.get_mut(&position.partition));
             // The reader may return one record after the end, and some again after it was interrupted.
-            let Some(part) = part.filter(|part| (part.next..part.end).contains(&position.offset)) else {
+            let is_wanted = |part: &&mut Part| {
+                position.offset >= part.next && (position.offset < part.end || !part.is_all)
+            };
+            let Some(part) = part.filter(is_wanted) else {
                 return ControlFlow::Continue(());
             };
             progress.read += (position.offset + 1).abs_diff(part.next);
@@ -148,7 +169,8 @@ impl Scan {
             if part.committed.completed.contains(position.offset) {
                 return ControlFlow::Continue(());
             }
-            visit(Some(record), progress)
+            let is_all = part.is_all;
+            visit(Some((record, is_all)), progress)
         })
     }
 }
@@ -158,37 +180,29 @@ fn whole_topic(
     consumer: &BaseConsumer,
     topic: &Arc<str>,
     since: Option<Timestamp>,
-) -> Result<Vec<Unfinished>, ReadError> {
+) -> Result<Vec<(TopicPartition, Unfinished)>, ReadError> {
     let count = match partition_count(consumer, topic) {
         Err(ReadError::Missing(_)) => return Ok(Vec::new()),
         count => count?,
     };
-    let from = since.map(|since| offsets_since(consumer, topic, 0..count, since));
+    let partitions: Vec<TopicPartition> = (0..count).map(|partition| (topic.clone(), partition)).collect();
+    let from = since.map(|since| offsets(consumer, &partitions, At::Time(since), Instant::now() + CALL));
     let from = from.transpose()?;
-    let extents = extents(
-        consumer,
-        (0..count).map(|partition| (topic.clone(), partition)),
-        CALL,
-    )?;
     let mut chosen = Vec::new();
-    for ((_, partition), extent) in extents {
+    for (key, extent) in extents(consumer, partitions.into_iter(), CALL)? {
         let Some(Extent { low, end }) = extent else {
             return Err(ReadError::NoLeader {
                 topic: topic.to_string(),
-                partition,
+                partition: key.1,
             });
         };
         let begin = match &from {
             None => low,
             // Without a record of that time, all are older.
-            Some(from) => from.get(&partition).map_or(end, |begin| low.max(*begin)),
+            Some(from) => from.get(&key).map_or(end, |begin| low.max(*begin)),
         };
-        chosen.push(Unfinished {
-            topic: topic.to_string(),
-            partition,
-            committed: Committed::at(begin),
-            end,
-        });
+        let committed = Committed::at(begin);
+        chosen.push((key, Unfinished { committed, end }));
     }
     Ok(chosen)
 }

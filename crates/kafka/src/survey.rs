@@ -7,20 +7,17 @@ use std::time::{Duration, Instant};
 use rdkafka::admin::{AdminClient, AdminOptions, ConfigEntry, OwnedResourceSpecifier, ResourceSpecifier};
 use rdkafka::client::DefaultClientContext;
 use rdkafka::consumer::{BaseConsumer, Consumer as _};
-use rdkafka::error::KafkaError;
 use redeliver_core::pipeline::{TopicRole, parse_retry_topic};
 use redeliver_core::{HumanDuration, Pipeline};
 use redeliver_kafka_ffi::{KafkaClient, TopicId};
 
 use crate::client::KafkaSettings;
 use crate::credentials::Replaceable;
-use crate::describe::describe_topics;
+use crate::describe::{describe_topics, topic_ids};
 pub use crate::extents::Extent;
 use crate::extents::{LEADER_CALL, Listed, refusal};
-use crate::reader::{ReadError, kafka};
+use crate::reader::{CALL, ReadError, admin, kafka};
 
-/// Timeout of one request.
-const CALL: Duration = Duration::from_secs(10);
 /// Time after which topic ids are requested again, if a request failed.
 const IDS_PAUSE: Duration = Duration::from_secs(60);
 
@@ -187,9 +184,8 @@ impl Surveyor {
     /// If the broker does not answer.
     pub fn writable(&self, topics: &[&str]) -> Result<BTreeMap<String, bool>, ReadError> {
         let clients = self.0.get();
-        let failed = kafka("requesting the permissions for topics");
         let described = describe_topics(clients.consumer.client(), topics, CALL)
-            .map_err(|error| failed(KafkaError::AdminOp(error)))?;
+            .map_err(admin("requesting the permissions for topics"))?;
         let known = described.into_iter();
         Ok(known
             .filter_map(|(name, found)| Some((name, found.ok()?.may_write?)))
@@ -238,12 +234,10 @@ impl Clients {
             return BTreeMap::new();
         }
         let names: Vec<&str> = topics.map(|name| &**name).collect();
-        match describe_topics(self.consumer.client(), &names, LEADER_CALL) {
-            Ok(described) => {
-                let known = described.into_iter();
-                known
-                    .filter_map(|(name, topic)| Some((name, topic.ok()?.id?)))
-                    .collect()
+        match topic_ids(self.consumer.client(), &names, LEADER_CALL) {
+            Ok(ids) => {
+                let ids = ids.into_iter();
+                ids.filter_map(|(name, id)| Some((name, id.ok()?))).collect()
             }
             Err(error) => {
                 tracing::debug!(%error, "cannot read the ids of topics");
@@ -274,7 +268,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_a_topic_that_deletes_has_limited_retention() {
+    fn only_deletion_limits_retention() {
         let week = Some(HumanDuration::from_secs(7 * 86_400));
         let known = |age, by_size| Some(Retention { age, by_size });
         for (policy, millis, bytes, expected) in [

@@ -388,7 +388,7 @@ impl<S: State> Follower<S> {
                 TopicState::Unknown | TopicState::Missing { .. } => None,
             };
             let is_other = known.id.zip(now).is_some_and(|(known, now)| known != now);
-            let end = known.reader.high_watermark(topic, 0)?;
+            let (_, end) = known.reader.topics().watermarks(topic, 0)?;
             let position = known.reader.position(topic, 0).unwrap_or(0);
             if is_other || end < position {
                 *session = None;
@@ -403,7 +403,7 @@ impl<S: State> Follower<S> {
                 let known = self.progress.known();
                 let (mut reader, state) = read_after(known.as_ref(), &self.topic.kafka, topic)?;
                 // Without an id that the broker would tell, each change would read the whole topic: the next look asks again.
-                let id = reader.topic_id(topic)?;
+                let id = reader.topics().id(topic)?;
                 reader.expect_id(topic, id);
                 (session.insert(Session { reader, id }), state)
             }

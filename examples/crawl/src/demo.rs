@@ -9,7 +9,7 @@ use redeliver_core::headers::ERROR_CODE;
 use redeliver_core::pipeline::TopicRole;
 use redeliver_core::{Pipeline, Record};
 use redeliver_kafka::embedded::EmbeddedBroker;
-use redeliver_kafka::reader::TopicTail;
+use redeliver_kafka::follow::{Follower, Origin};
 use redeliver_runtime::cli::{CommonArgs, Start, report};
 use redeliver_scheduler::index::memory::MemoryIndex;
 use redeliver_service::{Host, main_with, topics};
@@ -72,8 +72,8 @@ async fn run(start: Start) -> anyhow::Result<()> {
     crawl.schedule(&host, &[first_page]).await?;
     let topics = crawl.spec.pipeline.topics().into_iter();
     let topics: Vec<Arc<str>> = topics.map(|(topic, _)| topic).collect();
-    let tail = TopicTail::new(&host.kafka, &topics)?;
-    let observer = move || observe(tail, &crawl.spec.pipeline, &sites, &stop);
+    let follower = Follower::of_topics(&host.kafka, &topics, Origin::Beginning)?;
+    let observer = move || observe(follower, &crawl.spec.pipeline, &sites, &stop);
     host.tasks.spawn_thread("observer", observer)?;
     Ok(host.run().await?)
 }
@@ -116,7 +116,7 @@ impl Outcomes {
 
 /// Prints what happens, and a report after all pages have ended.
 fn observe(
-    mut tail: TopicTail,
+    mut follower: Follower,
     pipeline: &Pipeline,
     sites: &DemoSites,
     stop: &CancellationToken,
@@ -132,7 +132,7 @@ fn observe(
             start.elapsed() < DEADLINE,
             "deadline exceeded: expected {expected:#?}, got {ends:#?}"
         );
-        if let Some(record) = tail.next(Duration::from_millis(100))? {
+        if let Some(record) = follower.next(Duration::from_millis(100))? {
             last_record = Instant::now();
             if let Some(event) = outcomes.add(pipeline, &record) {
                 println!("{:6.1}s  {event}", start.elapsed().as_secs_f64());

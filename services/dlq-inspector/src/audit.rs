@@ -274,14 +274,11 @@ fn read(
     size: usize,
 ) -> Result<EntryPage, ReadError> {
     let since = Timestamp::from_millis(wanted.from.as_millis().saturating_sub(SLACK_MILLIS));
-    let begin = |from: Place| TopicReader::of_partition_since(kafka, topic, 0, since, from.offset);
-    let mut reader = begin(from)?;
-    let id = reader.known_id(topic);
-    let place = from.in_topic(id.map_or(0, |id| (id.bits() >> 64) as u64));
-    if place.offset != from.offset {
-        reader = begin(place)?;
-    }
+    let mut reader = TopicReader::of_partition(kafka, topic, 0, None)?;
+    let id = reader.topics().known_id(topic);
     reader.expect_id(topic, id);
+    let place = from.in_topic(id.map_or(0, |id| (id.bits() >> 64) as u64));
+    reader.seek_time(topic, 0, since, place.offset)?;
     let mut page = PageBuilder::new(wanted, size);
     let started = Instant::now();
     let limit = match wanted.last_timestamp() {

@@ -16,7 +16,7 @@ const CONNECTIONS: usize = 4;
 const TIMEOUT: Duration = Duration::from_secs(10);
 
 /// A method of [`Lookup`].
-type LookUp<T> = fn(&Lookup, &[Position], Duration) -> Result<Vec<T>, ReadError>;
+type LookUp<T> = fn(&mut Lookup, &[Position], Duration) -> Result<Vec<T>, ReadError>;
 
 /// A pool of Kafka clients that read single records. Cheap to clone.
 #[derive(Clone)]
@@ -83,12 +83,12 @@ impl Inner {
         let idle = || pool.lock().unwrap_or_else(PoisonError::into_inner);
         // Taken in a statement of its own, so that the lock is not held while a client is created.
         let lookup = idle().pop();
-        let lookup = match lookup {
+        let mut lookup = match lookup {
             Some(lookup) => lookup,
             None => Lookup::new(&self.settings)?,
         };
         // A client is dropped if its lookup fails, because it may be in an unknown state.
-        let found = look_up(&lookup, positions, TIMEOUT)?;
+        let found = look_up(&mut lookup, positions, TIMEOUT)?;
         idle().push(lookup);
         Ok(found)
     }

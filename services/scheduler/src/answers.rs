@@ -11,7 +11,8 @@ use std::time::Duration;
 
 use redeliver_core::Record;
 use redeliver_kafka::KafkaSettings;
-use redeliver_kafka::reader::{ReadError, TopicTail};
+use redeliver_kafka::follow::{Follower, Origin};
+use redeliver_kafka::reader::ReadError;
 use redeliver_proto::{Message as _, v1};
 use redeliver_runtime::error_chain::error_chain;
 use redeliver_runtime::health::Part;
@@ -164,8 +165,9 @@ impl PendingOutcomes {
     ) {
         let mut started = Some(started);
         while !stop.is_cancelled() {
-            let mut tail = match TopicTail::from_end(kafka, std::slice::from_ref(topic)) {
-                Ok(tail) => tail,
+            let following = Follower::of_topics(kafka, std::slice::from_ref(topic), Origin::End);
+            let mut follower = match following {
+                Ok(follower) => follower,
                 Err(error) => {
                     report_error(part, &error);
                     std::thread::park_timeout(RETRY_DELAY);
@@ -178,19 +180,19 @@ impl PendingOutcomes {
                 // The receiver is gone if the process is shutting down.
                 let _ = started.send(());
             }
-            let delivered = self.deliver_all(&mut tail, stop);
+            let delivered = self.deliver_all(&mut follower, stop);
             self.callers().is_following = false;
             if let Err(error) = delivered {
-                // Answers that arrive before the next tail is open are lost. Their requests time out as pending.
+                // Answers that arrive before the topic is followed again are lost. Their requests time out as pending.
                 report_error(part, &error);
                 std::thread::park_timeout(RETRY_DELAY);
             }
         }
     }
 
-    fn deliver_all(&self, tail: &mut TopicTail, stop: &CancellationToken) -> Result<(), ReadError> {
+    fn deliver_all(&self, follower: &mut Follower, stop: &CancellationToken) -> Result<(), ReadError> {
         while !stop.is_cancelled() {
-            if let Some(record) = tail.next(POLL)? {
+            if let Some(record) = follower.next(POLL)? {
                 self.deliver(&record);
             }
         }

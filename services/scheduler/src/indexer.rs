@@ -464,7 +464,7 @@ impl<I: Index> ShardIndexer<I> {
             // The index is a copy of this topic, and of no other one with its name.
             reader.expect_id(&topic, id);
             reader.check_ids()?;
-            let end = reader.high_watermark(&topic, shard)?;
+            let (_, end) = reader.topics().watermarks(&topic, shard)?;
             Ok((reader, end))
         })
         .await

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context as _;
-use redeliver_kafka::reader::TopicReader;
+use redeliver_kafka::reader::TopicClient;
 use redeliver_kafka::{IfFenced, IfRecreated, LaneSpec, Waker, reader};
 use redeliver_runtime::Config;
 use redeliver_runtime::cli::Start;
@@ -71,12 +71,12 @@ async fn installation(host: &Host) -> anyhow::Result<(Installation, i32)> {
     let topic: Arc<str> = host.config.scheduler.topics.state.as_str().into();
     let kafka = host.kafka.clone();
     let read = move || {
-        let reader = TopicReader::new(&kafka, std::slice::from_ref(&topic))?;
-        let cluster = reader
+        let topics = TopicClient::new(&kafka)?;
+        let cluster = topics
             .cluster_id()
             .context("no broker tells the id of the cluster")?;
-        let topic_id = ask_twice(ID_DELAY, || reader.topic_id(&topic))?;
-        let partitions = reader.partitions(&topic);
+        let topic_id = ask_twice(ID_DELAY, || topics.id(&topic))?;
+        let partitions = topics.partitions(&topic)?;
         let installation = Installation {
             cluster,
             topic,

@@ -9,8 +9,8 @@ use std::sync::Arc;
 use redeliver_core::mutant;
 use redeliver_kafka_ffi::TopicId;
 
+use crate::groups;
 use crate::processor::{AssignmentId, TransactionBatch};
-use crate::reader;
 use crate::tracker::{Admission, CommitPosition, Committed, OffsetTracker, TopicFingerprint};
 
 /// A partition of a topic.
@@ -55,7 +55,7 @@ impl StoredCommit {
     /// Decodes the metadata. Metadata of other programs is ignored, with a log line.
     pub(super) fn decode(&self) -> Option<Committed> {
         self.offset
-            .map(|offset| reader::committed(offset, &self.metadata))
+            .map(|offset| groups::committed(offset, &self.metadata))
     }
 }
 

@@ -22,8 +22,8 @@ use super::assignments::{Found, FoundPosition, Lookup, Partition, StoredCommit};
 use super::events::Events;
 use super::writer::Disconnected;
 use crate::describe::describe_topics;
+use crate::groups;
 use crate::processor::Waker;
-use crate::reader;
 use crate::topic_watch::TopicWatch;
 
 /// Timeout of a request for one position.
@@ -237,7 +237,7 @@ fn stored(element: &TopicPartitionListElem<'_>) -> StoredCommit {
     match element.offset() {
         Offset::Offset(offset) => StoredCommit {
             offset: Some(offset),
-            metadata: reader::metadata(element),
+            metadata: groups::any_metadata(element),
         },
         _ => StoredCommit::default(),
     }

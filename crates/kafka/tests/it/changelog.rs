@@ -3,7 +3,8 @@
 use std::sync::{Arc, Mutex};
 
 use redeliver_core::{Record, Timestamp};
-use redeliver_kafka::reader::{TopicReader, group_positions};
+use redeliver_kafka::groups;
+use redeliver_kafka::reader::TopicReader;
 use redeliver_kafka::{AssignmentId, LaneSpec, Processor, TransactionBatch};
 use redeliver_testkit::{eventually, unique};
 
@@ -124,14 +125,11 @@ async fn owner_batch_commits_and_reports_ends() {
             .collect();
         assert_eq!(reported, expected);
     }
-    let positions = group_positions(&settings, &group, &[from.as_str().into()]).unwrap();
-    let offsets: Vec<Option<i64>> = positions
-        .values()
-        .map(|position| position.as_ref().map(|position| position.offset))
-        .collect();
+    let offsets = groups::offsets(&settings, &group, &[from.as_str().into()]).unwrap();
+    let offsets: Vec<i64> = offsets.values().map(|committed| committed.offset).collect();
     assert_eq!(
         offsets,
-        [Some(0), Some(0)],
+        [0, 0],
         "no record was completed, but the partitions are owned"
     );
 }

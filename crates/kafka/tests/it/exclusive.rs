@@ -161,7 +161,7 @@ fn change_reads_only_what_is_new() {
     producer.commit_transaction(DEADLINE).unwrap();
     let mut reader = whole(&topic).unwrap();
     reader.read_to_end(DEADLINE, |_| ()).unwrap();
-    let id = reader.topic_id(&topic).unwrap().unwrap();
+    let id = reader.topics().id(&topic).unwrap().unwrap();
     assert_eq!(reader.position(&topic, 0), Some(RECORDS));
     // A change that knows what was read up to here returns which offsets it has read.
     let change = |from: ReadTo| {

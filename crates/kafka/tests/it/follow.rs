@@ -196,7 +196,7 @@ async fn lookups_return_existing_records() {
     produce(&settings, &topic, 0, &many).await;
     produce_and_abort(&settings, &topic, &["never"]);
     produce(&settings, &topic, 1, &["other"]).await;
-    let lookup = Lookup::new(&settings).unwrap();
+    let mut lookup = Lookup::new(&settings).unwrap();
     let position = |partition, offset| Position {
         topic: topic.clone(),
         partition,
@@ -252,8 +252,8 @@ async fn deleted_records_are_told_from_unknown() {
     produce(&settings, &topic, 0, &["v0", "v1", "v2"]).await;
     produce_and_abort(&settings, &topic, &["never"]);
     kafka_request::delete_records(&settings.brokers, &topic, 0, 2);
-    let lookup = Lookup::new(&settings).unwrap();
-    let find = |topic: &Arc<str>, offsets: &[i64]| {
+    let mut lookup = Lookup::new(&settings).unwrap();
+    let mut find = |topic: &Arc<str>, offsets: &[i64]| {
         let positions: Vec<Position> = offsets
             .iter()
             .map(|offset| Position {

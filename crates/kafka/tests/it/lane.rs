@@ -11,7 +11,8 @@ use rdkafka::producer::{BaseProducer, BaseRecord, DefaultProducerContext, Produc
 use rdkafka::topic_partition_list::Offset;
 use redeliver_kafka::KafkaClient;
 use redeliver_kafka::KafkaSettings;
-use redeliver_kafka::reader::{TopicReader, group_positions};
+use redeliver_kafka::groups;
+use redeliver_kafka::reader::TopicReader;
 use redeliver_testkit::{eventually, unique};
 
 use crate::copy::{CopyEnv, CopyLane, CopyOptions};
@@ -63,11 +64,9 @@ async fn rebalances_copy_records_once() {
     second.stop();
     third.stop();
     env.assert_no_duplicates();
-    let positions = group_positions(&env.settings, &env.group, &[env.from.as_str().into()]).unwrap();
-    let committed = positions
-        .values()
-        .map(|position| position.as_ref().unwrap().offset);
-    assert_eq!(committed.sum::<i64>(), 8000);
+    let offsets = groups::offsets(&env.settings, &env.group, &[env.from.as_str().into()]).unwrap();
+    let committed: i64 = offsets.values().map(|committed| committed.offset).sum();
+    assert_eq!(committed, 8000);
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -25,7 +25,7 @@ fn output(topic: &Arc<str>, number: usize) -> Output {
 async fn timestamps_in_log(settings: &KafkaSettings, positions: Vec<Position>) -> Vec<Option<Timestamp>> {
     let settings = settings.clone();
     let read = tokio::task::spawn_blocking(move || {
-        let lookup = Lookup::new(&settings).unwrap();
+        let mut lookup = Lookup::new(&settings).unwrap();
         lookup.get(&positions, DEADLINE).unwrap()
     });
     let stored = read.await.unwrap().into_iter();

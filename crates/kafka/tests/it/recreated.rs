@@ -54,7 +54,7 @@ async fn reader_notices_recreated_topic() {
     env.fill(0..20).await;
     let topic = &*env.from;
     let mut reader = TopicReader::new(&env.settings, &[topic.into()]).unwrap();
-    let id = reader.topic_id(topic).unwrap();
+    let id = reader.topics().id(topic).unwrap();
     reader.expect_id(topic, id);
     reader.read_to_end(DEADLINE, |_| ()).unwrap();
     // Longer than the old topic, so that reading goes on.

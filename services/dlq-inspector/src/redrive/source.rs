@@ -12,7 +12,7 @@ use redeliver_core::error_chain::error_chain;
 use redeliver_core::redrive::REDRIVE_ID;
 use redeliver_core::{Clock, Position, Record, Timestamp};
 use redeliver_kafka::lookup::{Lookup, StoredRecord};
-use redeliver_kafka::reader::{PartitionCounts, ReadError, TopicReader};
+use redeliver_kafka::reader::{ReadError, TopicClient, TopicReader};
 use redeliver_kafka::{KafkaSettings, TopicId, Waker};
 use redeliver_proto::v1;
 use redeliver_store::{Replica, State as _};
@@ -150,7 +150,7 @@ struct Known {
     origins: Option<Lookup>,
     ahead: Option<Ahead>,
     /// Asks whether topics exist.
-    counts: Option<PartitionCounts>,
+    asking: Option<TopicClient>,
     topics: HashMap<Arc<str>, (Presence, Instant)>,
     /// See [`Request::Try`].
     denied: Vec<Arc<str>>,
@@ -253,12 +253,12 @@ struct LedgerIds {
 impl LedgerIds {
     /// The id; `None` if it is unknown. A broker that tells no ids does not keep anybody from reading, and one that does not answer is not asked
     /// again for a minute.
-    fn ask(&mut self, reader: &TopicReader, now: Instant) -> Option<TopicId> {
+    fn ask(&mut self, topics: &TopicClient, now: Instant) -> Option<TopicId> {
         let is_recent = |at: Instant| now.saturating_duration_since(at) < IDS_PAUSE;
         if self.failed_at.is_some_and(is_recent) {
             return None;
         }
-        let asked = reader.topic_id(ledger::TOPIC);
+        let asked = topics.id(ledger::TOPIC);
         self.failed_at = asked.is_err().then_some(now);
         asked.unwrap_or_else(|error| {
             tracing::debug!(error = error_chain(&error), "cannot read the id of the ledger");
@@ -291,7 +291,7 @@ impl Source {
             let is_answered = !matches!(request, Request::ReadAhead { .. });
             let answer = self.answer(&mut known, request).unwrap_or_else(|problem| {
                 // The clients may be in an unknown state.
-                (known.lookup, known.origins, known.counts) = (None, None, None);
+                (known.lookup, known.origins, known.asking) = (None, None, None);
                 let reason = error_chain(&problem);
                 if !is_answered {
                     tracing::debug!(reason, "cannot read ahead");
@@ -361,9 +361,9 @@ impl Source {
     fn load_ledger(&self, known: &mut LedgerPartitions, ids: &mut LedgerIds) -> Result<Ledger, ReadError> {
         let mut states = LedgerStates::default();
         let topic: Arc<str> = ledger::TOPIC.into();
-        let mut reader = TopicReader::new(&self.kafka, &[topic])?;
-        let id = ids.ask(&reader, Instant::now());
-        reader.expect_partitions(ledger::TOPIC, known.expected(id));
+        let mut reader = TopicReader::new(&self.kafka, std::slice::from_ref(&topic))?;
+        let id = ids.ask(reader.topics(), Instant::now());
+        reader.expect_partitions(&topic, known.expected(id));
         reader.expect_id(ledger::TOPIC, id);
         read_ledger(&mut reader, &mut states, LOAD_TIMEOUT)?;
         known.loaded(id, reader.partitions(ledger::TOPIC));
@@ -374,7 +374,7 @@ impl Source {
     fn read_on<'k>(&self, known: &'k mut Known) -> Result<&'k mut Ledger, Problem> {
         let ledger = known.ledger.as_mut().ok_or(Problem::NotLoaded)?;
         // An id that was unknown can be that of another topic.
-        let id = known.ledger_ids.ask(&ledger.reader, Instant::now());
+        let id = known.ledger_ids.ask(ledger.reader.topics(), Instant::now());
         if id.is_some() && ledger.id != id {
             if ledger.id.is_some() {
                 tracing::warn!("the ledger was deleted and created again; reading it from the beginning");
@@ -606,11 +606,11 @@ impl Source {
         if is_known {
             return Ok(());
         }
-        let counts = match &known.counts {
-            Some(counts) => counts,
-            None => known.counts.insert(PartitionCounts::new(&self.kafka)?),
+        let asking = match &known.asking {
+            Some(asking) => asking,
+            None => known.asking.insert(TopicClient::new(&self.kafka)?),
         };
-        let presence = match counts.of(topic) {
+        let presence = match asking.partitions(topic) {
             Ok(_) => Presence::Exists,
             Err(ReadError::Missing(_)) => Presence::Missing,
             Err(ReadError::Denied(_)) => Presence::Denied,

@@ -13,7 +13,7 @@ use redeliver_core::{JobId, Pipeline, Position, Record, SchedulerTopics, Timesta
 use redeliver_kafka::KafkaSettings;
 use redeliver_kafka::backlog::GroupPositions;
 use redeliver_kafka::lookup::Lookup;
-use redeliver_kafka::reader::{ReadError, TopicReader, partitions};
+use redeliver_kafka::reader::{ReadError, TopicClient};
 use redeliver_kafka::scan::{Progress, Scan};
 use redeliver_kafka::survey::Surveyor;
 use redeliver_proto::long_wait;
@@ -318,12 +318,12 @@ impl Scans {
     /// Checks that there is or was a record at a position. One that was never written is not one that retention has removed.
     fn check_position(&self, position: &Position) -> Result<(), TraceError> {
         let Position { topic, partition, .. } = position;
-        let partitions = partitions(&self.kafka, topic)?;
+        let topics = TopicClient::new(&self.kafka)?;
+        let partitions = topics.partitions(topic)?;
         if !(0..partitions).contains(partition) {
             return Err(TraceError::NoPartition(position.clone(), partitions));
         }
-        let end = TopicReader::of_partition(&self.kafka, topic, *partition, None)?
-            .high_watermark(topic, *partition)?;
+        let (_, end) = topics.watermarks(topic, *partition)?;
         if position.offset >= end {
             return Err(TraceError::NotWritten(position.clone(), end));
         }
@@ -331,7 +331,7 @@ impl Scans {
     }
 
     fn lookup(&self, position: &Position) -> Result<Option<Record>, ReadError> {
-        let lookup = Lookup::new(&self.kafka)?;
+        let mut lookup = Lookup::new(&self.kafka)?;
         let found = lookup.get(std::slice::from_ref(position), LOOKUP_TIMEOUT)?;
         let found = found.into_iter().flatten().next();
         Ok(found.map(|stored| stored.record))

@@ -10,7 +10,8 @@ use redeliver_core::pipeline::TopicRole;
 use redeliver_core::scheduler::SchedulerRole;
 use redeliver_core::{HumanDuration, Pipeline, Record, SchedulerTopics, Timestamp};
 use redeliver_kafka::KafkaSettings;
-use redeliver_kafka::reader::{ReadError, TopicTail};
+use redeliver_kafka::follow::{Follower, Origin};
+use redeliver_kafka::reader::ReadError;
 use redeliver_proto::convert::from_headers;
 use redeliver_proto::{Message as _, v1};
 use tokio_util::sync::CancellationToken;
@@ -81,7 +82,7 @@ impl Totals {
 }
 
 pub(super) struct Narrator {
-    tail: TopicTail,
+    follower: Follower,
     roles: Vec<(Arc<str>, Role)>,
     totals: Arc<Mutex<Totals>>,
     began: Instant,
@@ -119,7 +120,7 @@ impl Narrator {
             .collect();
         let topics: Vec<Arc<str>> = roles.iter().map(|(topic, _)| topic.clone()).collect();
         Ok(Self {
-            tail: TopicTail::new(settings, &topics)?,
+            follower: Follower::of_topics(settings, &topics, Origin::Beginning)?,
             roles,
             totals,
             began,
@@ -155,7 +156,7 @@ impl Narrator {
         let until = Instant::now() + MOMENT;
         loop {
             let left = until.saturating_duration_since(Instant::now());
-            match self.tail.next(left)? {
+            match self.follower.next(left)? {
                 Some(record) if records.len() < 1000 => records.push(record),
                 Some(record) => {
                     records.push(record);

@@ -13,7 +13,7 @@ use redeliver_core::headers::{
     ORIGINAL_TOPIC, PROCESS_AFTER, ReservedHeaders, is_reserved,
 };
 use redeliver_core::{Clock as _, Headers, HumanDuration, Position, Record, SystemClock, Timestamp};
-use redeliver_kafka::reader::TopicReader;
+use redeliver_kafka::reader::TopicClient;
 use redeliver_testkit::languages::{java, python};
 use redeliver_testkit::{
     ChaosPermit, Fate, Process, Reply, Request, Trouble, brokers, chaos_random, eventually, sleep_up_to,
@@ -515,8 +515,8 @@ fn chaos_pipe(language: Language, name: &str, partitions: u32, latency: Duration
 #[track_caller]
 fn until_writing(pipe: &Pipe) {
     let output = pipe.pipeline.output.clone().unwrap();
-    let reader = TopicReader::new(&pipe.kafka, std::slice::from_ref(&output)).unwrap();
-    let end = || reader.high_watermark(&output, 0).unwrap();
+    let topics = TopicClient::new(&pipe.kafka).unwrap();
+    let end = || topics.watermarks(&output, 0).unwrap().1;
     let (before, began) = (end(), Instant::now());
     while end() == before {
         assert!(began.elapsed() < DEADLINE, "nothing is written to {output}");

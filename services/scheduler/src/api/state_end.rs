@@ -11,7 +11,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use redeliver_kafka::KafkaSettings;
-use redeliver_kafka::reader::{ReadError, TopicReader};
+use redeliver_kafka::reader::{ReadError, TopicClient, TopicReader};
 use tokio::sync::Mutex as AsyncMutex;
 
 /// The maximum time to look for records that the index lacks, and to wait for the right to do so.
@@ -29,7 +29,7 @@ pub(crate) struct StateEnd(Arc<Shared>);
 struct Shared {
     kafka: KafkaSettings,
     topic: Arc<str>,
-    ends: TopicReader,
+    topics: TopicClient,
     /// The last request for the end, by partition.
     requests: Mutex<HashMap<i32, Arc<AsyncMutex<Option<EndRequest>>>>>,
     /// The last look for records, by partition.
@@ -67,7 +67,7 @@ impl StateEnd {
     /// Blocks.
     pub(crate) fn new(kafka: &KafkaSettings, topic: Arc<str>) -> Result<Self, ReadError> {
         Ok(Self(Arc::new(Shared {
-            ends: TopicReader::new(kafka, std::slice::from_ref(&topic))?,
+            topics: TopicClient::new(kafka)?,
             kafka: kafka.clone(),
             topic,
             requests: Mutex::default(),
@@ -86,8 +86,8 @@ impl StateEnd {
         let shared = self.0.clone();
         blocking(move || {
             let began = Instant::now();
-            let end = shared.ends.high_watermark(&shared.topic, partition);
-            let end = end.map_err(Arc::new);
+            let watermarks = shared.topics.watermarks(&shared.topic, partition);
+            let end = watermarks.map(|(_, end)| end).map_err(Arc::new);
             *request = Some(EndRequest {
                 began,
                 end: end.clone(),

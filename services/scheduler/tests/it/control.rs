@@ -303,7 +303,7 @@ fn change_continues_from_followed_position() {
     // Who reads the topic from its start finds no value.
     let (brokers, topic) = (&env.kafka.brokers, control_topic(&env));
     let reader = TopicReader::new(&env.kafka, std::slice::from_ref(&topic)).unwrap();
-    let end = reader.high_watermark(&topic, 0).unwrap();
+    let (_, end) = reader.topics().watermarks(&topic, 0).unwrap();
     configure_topic(brokers, &topic, &[("cleanup.policy", "delete")]);
     delete_records(brokers, &topic, 0, end);
     let resume = v1::ChangeControlRequest {

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use redeliver_core::redrive;
-use redeliver_kafka::reader::{PartitionCounts, ReadError as KafkaReadError};
+use redeliver_kafka::reader::{ReadError as KafkaReadError, TopicClient};
 use redeliver_proto::convert::{from_duration, to_duration};
 use redeliver_proto::error::{invalid, status};
 use redeliver_proto::{Message, v1};
@@ -335,9 +335,9 @@ impl Api {
             let names: Vec<&str> = topics.iter().map(String::as_str).collect();
             let writable = surveyor.writable(&names)?;
             // The first request that is not answered ends the search.
-            let counts = PartitionCounts::new(&kafka)?;
+            let existing = TopicClient::new(&kafka)?;
             for topic in topics {
-                match counts.of(&topic) {
+                match existing.partitions(&topic) {
                     Ok(_) if writable.get(&topic) == Some(&false) => warnings.push(format!(
                         "this inspector may not write to the destination `{topic}` (Write): if it executes the job, or one with the same user, nothing is written there"
                     )),
