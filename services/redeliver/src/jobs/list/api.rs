@@ -2,10 +2,13 @@
 
 use std::process::ExitCode;
 
-use redeliver_client::{JobClient, JobState, ListJobs};
+use redeliver_client::JobClient;
+use redeliver_client::convert::to_timestamp;
+use redeliver_client::messages::ListJobsRequest;
+use redeliver_core::job::JobState;
 use redeliver_runtime::Config;
 
-use super::{ListArgs, Row, print_rows};
+use super::{ListArgs, print_jobs};
 use crate::connection::{CliError, scheduler};
 use crate::output::Format;
 
@@ -26,33 +29,35 @@ pub(super) async fn run(config: &Config, args: &ListArgs) -> Result<ExitCode, Cl
         .endpoint(server.as_deref(), &service, args.timeout.duration())?;
     let connected = JobClient::connect(&endpoint).await;
     let client = connected.map_err(|error| service.failure(error))?;
-    let mut request = ListJobs {
-        app: args.app.clone(),
-        due_from: args.from,
-        due_until: args.until,
-        ..ListJobs::default()
+    let mut request = ListJobsRequest {
+        app: args.app.clone().unwrap_or_default(),
+        due_from: args.from.map(to_timestamp),
+        due_until: args.until.map(to_timestamp),
+        ..ListJobsRequest::default()
     };
     let format = args.output.format;
-    let (mut rows, mut count) = (Vec::new(), 0);
+    let (mut jobs, mut count) = (Vec::new(), 0);
     let has_more = loop {
         let missing = args.limit.saturating_sub(count);
-        request.page_size = u16::try_from(missing.min(PAGE)).unwrap_or(u16::MAX);
-        let page = client.list(&request).await?;
+        request.page_size = i32::try_from(missing.min(PAGE)).unwrap_or(i32::MAX);
+        let page = client.list(request.clone()).await?;
         count = count.saturating_add(u32::try_from(page.jobs.len()).unwrap_or(u32::MAX));
-        rows.extend(page.jobs.into_iter().map(Row::of_job));
+        jobs.extend(page.jobs);
         // A line needs no other lines, so a list of any length needs little memory.
         if format == Format::Jsonl {
-            print_rows(format, &rows);
-            rows.clear();
+            print_jobs(format, &jobs);
+            jobs.clear();
         }
-        match page.next_page_token {
-            None => break false,
-            Some(_) if count >= args.limit => break true,
-            Some(token) => request.page_token = token,
+        request.page_token = page.next_page_token;
+        if request.page_token.is_empty() {
+            break false;
+        }
+        if count >= args.limit {
+            break true;
         }
     };
     if format != Format::Jsonl {
-        print_rows(format, &rows);
+        print_jobs(format, &jobs);
     }
     if has_more {
         eprintln!("showing the first {count} jobs; use --limit to show more");
