@@ -235,7 +235,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_job_no_longer_kept_has_an_id() {
+    fn a_forgotten_job_has_an_id() {
         let known = Job {
             id: "01KAJQ6Z2B0003000000000A7X".to_owned(),
             app: "sms".to_owned(),

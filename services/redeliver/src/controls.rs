@@ -501,7 +501,7 @@ mod tests {
     }
 
     #[test]
-    fn a_control_is_shown_with_what_applies_and_what_is_wanted() {
+    fn a_control_shows_what_applies() {
         let limit = |limit| Some(RateLimit { limit: Some(limit) });
         let control = Control {
             name: "app/sms".to_owned(),
@@ -547,7 +547,7 @@ why           outage
     }
 
     #[test]
-    fn what_cannot_be_read_is_shown_with_its_problem() {
+    fn unreadable_controls_show_their_problem() {
         let problem = "has an unknown state, and is paused until it can be read";
         let control = Control {
             name: "app/sms".to_owned(),
@@ -570,7 +570,7 @@ why           outage
     }
 
     #[test]
-    fn the_rate_of_a_pipeline_is_that_of_each_process_unless_one_is_wanted() {
+    fn a_pipeline_rate_defaults_to_configuration() {
         let control = |rate: Option<Limit>| Control {
             name: "pipeline/docs".to_owned(),
             effective: Some(Effective::EffectivePipeline(PipelineControl {
@@ -592,7 +592,7 @@ why           outage
     }
 
     #[test]
-    fn each_tier_of_a_release_of_all_has_its_result() {
+    fn each_released_tier_has_a_result() {
         let name = "tier/docs/30s";
         let result = |result| TierReleaseResult {
             name: name.to_owned(),
@@ -661,7 +661,7 @@ why           outage
     }
 
     #[test]
-    fn a_rate_is_a_number_or_a_word() {
+    fn rates_are_numbers_or_words() {
         assert_eq!(rate("0.5"), Ok(Rate(Some(Limit::PerSecond(0.5)))));
         assert_eq!(rate("unlimited"), Ok(Rate(Some(Limit::Unlimited(true)))));
         assert_eq!(rate("configured"), Ok(Rate(None)));

@@ -27,9 +27,8 @@ use redeliver_runtime::cli::{CommonArgs, report};
 use serde_json::json;
 
 use crate::connection::{CliError, ConnectionArgs, Service, conclude, inspector};
-use crate::output::{
-    Column, Format, Json, OutputArgs, Text as _, object, print_answer, print_item, print_json_line,
-};
+use crate::output::{Column, Format, Json, OutputArgs, Text as _, object, print_answer, print_item};
+use crate::pages::{Pages, read_pages};
 use completeness::CompleteArgs;
 pub(crate) use completeness::{completeness_json, problem};
 use show::{as_json, as_text};
@@ -268,58 +267,24 @@ pub(crate) fn with_inspector(
     })
 }
 
-/// The inspector's limit.
-const PAGE: u32 = 1000;
-
-/// A page of a list: its items, the token of the next page, which is empty on the last one, and its completeness.
-type PageOf<T> = (Vec<T>, String, Option<Completeness>);
-
-/// What the pages of a list contain.
-struct Listed<T> {
-    /// Empty for JSON lines, which were printed.
-    found: Vec<T>,
-    completeness: Completeness,
-    /// Whether there is more than was asked for.
-    has_more: bool,
-}
-
-/// Reads pages until there are this many items. `read` gets the size and the token of a page. JSON lines are printed as they arrive.
-async fn list_pages<T>(
+/// Reads pages as [`read_pages`] does, with the completeness of the answer. `read` also returns that of a page.
+async fn read_answer<T>(
     limit: u32,
     format: Format,
     value: impl Fn(&T) -> Json,
-    read: impl AsyncFn(i32, String) -> Result<PageOf<T>, CliError>,
-) -> Result<Listed<T>, CliError> {
-    let mut found: Vec<T> = Vec::new();
+    read: impl AsyncFn(i32, String) -> Result<(Vec<T>, String, Option<Completeness>), CliError>,
+) -> Result<(Pages<T>, Completeness), CliError> {
     let mut completeness: Option<Completeness> = None;
-    let (mut token, mut count) = (String::new(), 0);
-    let has_more = loop {
-        let missing = limit.saturating_sub(count);
-        let size = i32::try_from(missing.min(PAGE)).unwrap_or(i32::MAX);
-        let (items, next, of_page) = read(size, token).await?;
-        count = count.saturating_add(u32::try_from(items.len()).unwrap_or(u32::MAX));
-        let is_closed = format == Format::Jsonl && !items.iter().all(|item| print_json_line(value(item)));
-        if format != Format::Jsonl {
-            found.extend(items);
-        }
+    let pages = read_pages(limit, format, value, async |page_size, page_token| {
+        let (items, next, of_page) = read(page_size, page_token).await?;
         // The list is as complete as its first incomplete page.
         if completeness.as_ref().is_none_or(|before| before.complete) {
             completeness = Some(of_page.unwrap_or_default());
         }
-        // If stdout is closed, nobody reads the others.
-        if next.is_empty() || is_closed {
-            break false;
-        }
-        if count >= limit {
-            break true;
-        }
-        token = next;
-    };
-    Ok(Listed {
-        found,
-        completeness: completeness.unwrap_or_default(),
-        has_more,
-    })
+        Ok((items, next))
+    });
+    let pages = pages.await?;
+    Ok((pages, completeness.unwrap_or_default()))
 }
 
 const COLUMNS: [Column<DeadLetter>; 9] = [
@@ -342,7 +307,7 @@ async fn list(client: &DeadLetterClient, args: &ListArgs) -> Result<ExitCode, Cl
         "dead_at desc"
     };
     let format = args.output.format;
-    let listed = list_pages(args.limit, format, as_json, async |page_size, page_token| {
+    let listed = read_answer(args.limit, format, as_json, async |page_size, page_token| {
         let request = ListDeadLettersRequest {
             filter: args.filter.filter.clone(),
             order_by: order_by.to_owned(),
@@ -353,13 +318,15 @@ async fn list(client: &DeadLetterClient, args: &ListArgs) -> Result<ExitCode, Cl
         let page = client.list(request).await?;
         Ok((page.dead_letters, page.next_page_token, page.completeness))
     });
-    let Listed {
-        found,
-        completeness,
-        has_more,
-    } = listed.await?;
-    print_answer(format, &COLUMNS, ("dead_letters", &found), as_json, &completeness);
-    if has_more {
+    let (pages, completeness) = listed.await?;
+    print_answer(
+        format,
+        &COLUMNS,
+        ("dead_letters", &pages.items),
+        as_json,
+        &completeness,
+    );
+    if pages.has_more {
         eprintln!(
             "more dead letters match; use --limit {} to show more",
             u64::from(args.limit) * 10

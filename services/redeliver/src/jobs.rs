@@ -376,7 +376,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn statistics_show_the_minutes_in_which_jobs_are_due() {
+    fn statistics_show_minutes_with_jobs() {
         let stats = Stats {
             scheduled: 14,
             due: 1,

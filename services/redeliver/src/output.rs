@@ -9,6 +9,7 @@ mod messages;
 use std::fmt::{self, Write as _};
 use std::io::{self, Write as _};
 
+use bytes::Bytes;
 use clap::ValueEnum;
 use comfy_table::{Table, presets};
 use prost_types::{Duration as ProtoDuration, Timestamp as ProtoTimestamp};
@@ -80,6 +81,13 @@ impl Text for ProtoTimestamp {
 impl Text for ProtoDuration {
     fn text(&self) -> Option<String> {
         Some(from_duration(self)?.to_string())
+    }
+}
+
+/// A key of a record. An empty one is not the same as none.
+impl Text for Bytes {
+    fn text(&self) -> Option<String> {
+        Some(line(self, 1024))
     }
 }
 

@@ -21,9 +21,7 @@ use self::show::{COLUMNS, as_json, as_text, definition_json};
 use crate::connection::{CliError, conclude, scheduler};
 use crate::jobs::{SchedulerArgs, WhyArgs};
 use crate::output::{Format, OutputArgs, print_item, print_items};
-
-/// The maximum number of schedules of a page.
-const PAGE: u32 = 1_000;
+use crate::pages::read_pages;
 
 #[derive(Args)]
 pub(crate) struct SchedulesArgs {
@@ -301,29 +299,19 @@ async fn update(config: &Config, args: &UpdateArgs) -> Result<ExitCode, CliError
 
 async fn list(config: &Config, args: &ListArgs) -> Result<ExitCode, CliError> {
     let client = args.scheduler.connect_to_schedules(config).await?;
-    let mut request = ListSchedulesRequest {
-        app: args.app.clone().unwrap_or_default(),
-        ..ListSchedulesRequest::default()
-    };
-    let limit = usize::try_from(args.limit).unwrap_or(usize::MAX);
-    let (mut schedules, mut unreadable) = (Vec::new(), Vec::new());
-    let has_more = loop {
-        let missing = args
-            .limit
-            .saturating_sub(u32::try_from(schedules.len()).unwrap_or(u32::MAX));
-        request.page_size = missing.min(PAGE);
-        let page = client.list(request.clone()).await?;
-        schedules.extend(page.schedules);
+    let (format, mut unreadable) = (args.output.format, Vec::new());
+    let pages = read_pages(args.limit, format, as_json, async |page_size, page_token| {
+        let request = ListSchedulesRequest {
+            app: args.app.clone().unwrap_or_default(),
+            page_size: page_size.unsigned_abs(),
+            page_token,
+        };
+        let page = client.list(request).await?;
         unreadable.extend(page.unreadable);
-        request.page_token = page.next_page_token;
-        if request.page_token.is_empty() {
-            break false;
-        }
-        if schedules.len() >= limit {
-            break true;
-        }
-    };
-    print_items(args.output.format, &COLUMNS, &schedules, as_json);
+        Ok((page.schedules, page.next_page_token))
+    });
+    let pages = pages.await?;
+    print_items(format, &COLUMNS, &pages.items, as_json);
     for schedule in unreadable {
         let id = match &*schedule.id {
             "" => "with an unknown id",
@@ -334,10 +322,10 @@ async fn list(config: &Config, args: &ListArgs) -> Result<ExitCode, CliError> {
             schedule.shard, schedule.problem
         );
     }
-    if has_more {
+    if pages.has_more {
         eprintln!(
             "showing the first {} schedules; use --limit to show more",
-            schedules.len()
+            pages.count
         );
     }
     Ok(ExitCode::SUCCESS)

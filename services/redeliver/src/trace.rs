@@ -16,7 +16,7 @@ use redeliver_dlq_inspector::id::LetterId;
 use crate::connection::CliError;
 use crate::dlq::{InspectorArgs, rounded, with_inspector};
 use crate::output::{
-    Column, Format, OutputArgs, Text as _, fields, in_one_line, object, print_items, table_of,
+    Column, Format, OutputArgs, Text, fields, in_one_line, object, print_items, table_of,
 };
 use crate::waiting::with_progress;
 
@@ -122,7 +122,7 @@ const COLUMNS: [Column<TraceStep>; 7] = [
 /// Why a step was taken: the failure, or who has decided it.
 fn reason(step: &TraceStep) -> String {
     let failure = [&step.error_class, &step.error_code, &step.error_message];
-    let mut parts: Vec<String> = failure.into_iter().filter_map(|part| part.text()).collect();
+    let mut parts: Vec<String> = failure.into_iter().filter_map(Text::text).collect();
     let mut push = |word: &str, text: Option<String>| parts.extend(text.map(|text| format!("{word} {text}")));
     // Where the copy is, its position says.
     push(
@@ -162,7 +162,7 @@ mod tests {
     }
 
     #[test]
-    fn the_reason_is_the_failure_or_who_has_decided_it() {
+    fn a_reason_is_failure_or_decision() {
         let text = str::to_owned;
         let failed = TraceStep {
             error_class: text("transient"),

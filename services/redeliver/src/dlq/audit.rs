@@ -8,10 +8,11 @@ use redeliver_client::messages::{AuditEntry, ListAuditEntriesRequest, ListedAudi
 use redeliver_client::{AuditClient, Timestamp};
 use serde_json::json;
 
-use super::{InspectorArgs, PAGE};
+use super::InspectorArgs;
 use crate::connection::CliError;
 use crate::jobs::time;
-use crate::output::{Column, Format, Json, OutputArgs, Text as _, object, print_items, print_json_line};
+use crate::output::{Column, Json, OutputArgs, Text as _, object, print_items};
+use crate::pages::read_pages;
 
 #[derive(Args)]
 pub(super) struct AuditArgs {
@@ -45,50 +46,30 @@ pub(super) async fn run(client: &AuditClient, args: &AuditArgs) -> Result<ExitCo
     {
         return Err(CliError::Usage("--until is not later than --from".to_owned()));
     }
-    let mut request = ListAuditEntriesRequest {
-        from: args.from.map(to_timestamp),
-        until: args.until.map(to_timestamp),
-        by: args.by.clone(),
-        action: args.action.clone(),
-        target: args.target.clone(),
-        ..ListAuditEntriesRequest::default()
-    };
-    let format = args.output.format;
-    let (mut entries, mut count, mut last) = (Vec::new(), 0, None);
-    let has_more = loop {
-        let missing = args.limit.saturating_sub(count);
-        request.page_size = i32::try_from(missing.min(PAGE)).unwrap_or(i32::MAX);
-        let page = client.list(request.clone()).await?;
-        count += u32::try_from(page.entries.len()).unwrap_or(u32::MAX);
-        let times = page
-            .entries
-            .iter()
-            .filter_map(|listed| time_of(listed.entry.as_ref()?.time));
-        last = times.last().or(last);
-        // Lines are printed as they arrive.
-        let is_closed =
-            format == Format::Jsonl && !page.entries.iter().all(|entry| print_json_line(as_json(entry)));
-        if format != Format::Jsonl {
-            entries.extend(page.entries);
-        }
+    let (format, mut last) = (args.output.format, None);
+    let pages = read_pages(args.limit, format, as_json, async |page_size, page_token| {
+        let request = ListAuditEntriesRequest {
+            from: args.from.map(to_timestamp),
+            until: args.until.map(to_timestamp),
+            by: args.by.clone(),
+            action: args.action.clone(),
+            target: args.target.clone(),
+            page_size,
+            page_token,
+        };
+        let page = client.list(request).await?;
+        let time = |listed: &ListedAuditEntry| time_of(listed.entry.as_ref()?.time);
+        last = page.entries.iter().rev().find_map(time).or(last);
         if page.incomplete {
             eprintln!(
                 "later entries may be missing, because a transaction of a writer is open; try again later"
             );
         }
-        // If stdout is closed, nobody reads the others.
-        if page.next_page_token.is_empty() || is_closed {
-            break false;
-        }
-        if count >= args.limit {
-            break true;
-        }
-        request.page_token = page.next_page_token;
-    };
-    if format != Format::Jsonl {
-        print_items(format, &COLUMNS, &entries, as_json);
-    }
-    if has_more {
+        Ok((page.entries, page.next_page_token))
+    });
+    let pages = pages.await?;
+    print_items(format, &COLUMNS, &pages.items, as_json);
+    if pages.has_more {
         let from = last.map_or_else(String::new, |time| format!(", or --from {time}"));
         eprintln!(
             "there are more entries; use --limit {}{from}",

@@ -126,7 +126,7 @@ mod tests {
     }
 
     #[test]
-    fn a_warning_names_the_first_missing_partitions_and_counts_the_others() {
+    fn a_warning_names_missing_partitions() {
         let complete = Completeness {
             complete: true,
             ..completeness(Vec::new(), 0)
@@ -153,7 +153,7 @@ mod tests {
     }
 
     #[test]
-    fn a_warning_says_that_states_of_groups_are_old() {
+    fn a_warning_names_old_group_states() {
         let old = Completeness {
             group_states_problem: "denied\u{1b}".to_owned(),
             ..completeness(Vec::new(), 0)
@@ -170,7 +170,7 @@ mod tests {
     }
 
     #[test]
-    fn the_exit_status_is_3_only_on_request() {
+    fn incomplete_answers_fail_on_request() {
         let partial = completeness(Vec::new(), 0);
         let status = |require_complete, completeness: &Completeness| {
             let code = CompleteArgs { require_complete }.conclude(completeness);

@@ -84,7 +84,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_decoded_value_is_shown_with_its_type_or_with_the_reason() {
+    fn a_decoded_value_shows_its_schema() {
         let decoded = DecodedValue {
             schema_id: 7,
             format: SchemaFormat::Avro.into(),
@@ -124,7 +124,7 @@ mod tests {
     }
 
     #[test]
-    fn valid_json_is_shown_as_it_is() {
+    fn valid_json_stays_as_is() {
         let document = |random: &mut fastrand::Rng| valid_json::object(random, &[("id", "1")]).into_bytes();
         check_each("decoded", FEW, document, |input| {
             let json = str::from_utf8(input).unwrap();

@@ -12,7 +12,7 @@ use redeliver_client::{Code, DeadLetterClient, Timestamp};
 use serde_json::{Map, json};
 
 use super::completeness::{CompleteArgs, completeness_json};
-use super::{FilterArgs, InspectorArgs, Listed, list_pages, open};
+use super::{FilterArgs, InspectorArgs, open, read_answer};
 use crate::connection::CliError;
 use crate::jobs::time;
 use crate::output::{Column, Json, OutputArgs, Text as _, fields, object, print_answer, print_item};
@@ -159,7 +159,7 @@ pub(super) async fn list(client: &DeadLetterClient, args: &GroupsArgs) -> Result
         Sort::Count => "count desc",
     };
     let format = args.output.format;
-    let listed = list_pages(args.limit, format, as_json, async |page_size, page_token| {
+    let listed = read_answer(args.limit, format, as_json, async |page_size, page_token| {
         let request = ListGroupsRequest {
             filter: args.filter.filter.clone(),
             order_by: order_by.to_owned(),
@@ -171,13 +171,9 @@ pub(super) async fn list(client: &DeadLetterClient, args: &GroupsArgs) -> Result
         let page = client.groups(request).await?;
         Ok((page.groups, page.next_page_token, page.completeness))
     });
-    let Listed {
-        found,
-        completeness,
-        has_more,
-    } = listed.await?;
-    print_answer(format, &COLUMNS, ("groups", &found), as_json, &completeness);
-    if has_more {
+    let (pages, completeness) = listed.await?;
+    print_answer(format, &COLUMNS, ("groups", &pages.items), as_json, &completeness);
+    if pages.has_more {
         eprintln!(
             "more groups match; use --limit {} to show more",
             u64::from(args.limit) * 10
@@ -347,7 +343,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_time_of_a_resolution_does_not_look_like_that_of_the_regression() {
+    fn a_regressed_group_shows_its_resolution() {
         let text = |state: GroupState| {
             as_text(&Group {
                 state: state.into(),

@@ -21,16 +21,14 @@ use crate::connection::CliError;
 use crate::jobs::time;
 use crate::output::{
     Column, Format, Json, OutputArgs, Text as _, fields, in_one_line, object, print_item, print_items,
-    print_json_line,
 };
+use crate::pages::read_pages;
 use crate::progress::Progress;
 
 /// The time between two looks at a job.
 const LOOK: Duration = Duration::from_millis(500);
 /// How long to wait for an inspector that went away. The job goes on without it, or with another one.
 const PATIENCE: Duration = Duration::from_secs(600);
-/// The inspector's limit of a page.
-const PAGE: i32 = 1_000;
 
 #[derive(Args)]
 #[group(id = "selection", required = true, multiple = false)]
@@ -562,17 +560,16 @@ pub(super) async fn run(client: &RedriveClient, args: &RedrivesArgs) -> Result<E
 }
 
 async fn list(client: &RedriveClient, args: &ListArgs) -> Result<ExitCode, CliError> {
-    let (mut jobs, mut request) = (Vec::new(), ListRedrivesRequest::default());
-    request.page_size = PAGE;
-    loop {
-        let page = client.list(request.clone()).await?;
-        jobs.extend(page.redrives);
-        request.page_token = page.next_page_token;
-        if request.page_token.is_empty() {
-            break;
-        }
-    }
-    print_items(args.output.format, &COLUMNS, &jobs, as_json);
+    let format = args.output.format;
+    let pages = read_pages(u32::MAX, format, as_json, async |page_size, page_token| {
+        let request = ListRedrivesRequest {
+            page_size,
+            page_token,
+        };
+        let page = client.list(request).await?;
+        Ok((page.redrives, page.next_page_token))
+    });
+    print_items(format, &COLUMNS, &pages.await?.items, as_json);
     Ok(ExitCode::SUCCESS)
 }
 
@@ -592,37 +589,21 @@ const COLUMNS: [Column<Redrive>; 11] = [
 
 async fn items(client: &RedriveClient, args: &ItemsArgs) -> Result<ExitCode, CliError> {
     let format = args.job.output.format;
-    let mut found = Vec::new();
-    let mut request = ListRedriveItemsRequest {
-        id: args.job.id.clone(),
-        page_size: PAGE,
-        page_token: String::new(),
+    let is_shown = |item: &RedriveItem| {
+        !args.not_done || !matches!(item.outcome(), RedriveOutcome::Done | RedriveOutcome::Unspecified)
     };
-    loop {
-        let page = client.items(request.clone()).await?;
-        let is_done =
-            |item: &RedriveItem| matches!(item.outcome(), RedriveOutcome::Done | RedriveOutcome::Unspecified);
-        let items = page
-            .items
-            .into_iter()
-            .filter(|item| !args.not_done || !is_done(item));
-        if format == Format::Jsonl {
-            for item in items {
-                if !print_json_line(item_json(&item)) {
-                    return Ok(ExitCode::SUCCESS);
-                }
-            }
-        } else {
-            found.extend(items);
-        }
-        request.page_token = page.next_page_token;
-        if request.page_token.is_empty() {
-            break;
-        }
-    }
-    if format != Format::Jsonl {
-        print_items(format, &ITEMS, &found, item_json);
-    }
+    let pages = read_pages(u32::MAX, format, item_json, async |page_size, page_token| {
+        let id = args.job.id.clone();
+        let request = ListRedriveItemsRequest {
+            id,
+            page_size,
+            page_token,
+        };
+        let mut page = client.items(request).await?;
+        page.items.retain(is_shown);
+        Ok((page.items, page.next_page_token))
+    });
+    print_items(format, &ITEMS, &pages.await?.items, item_json);
     Ok(ExitCode::SUCCESS)
 }
 
@@ -719,7 +700,7 @@ mod tests {
     }
 
     #[test]
-    fn a_job_of_another_kind_is_refused() {
+    fn another_kind_of_job_is_refused() {
         let job = Redrive {
             kind: RedriveKind::Redrive.into(),
             ..Redrive::default()
@@ -729,7 +710,7 @@ mod tests {
     }
 
     #[test]
-    fn all_are_done_only_if_the_plan_had_room_for_all() {
+    fn a_full_plan_is_not_done() {
         let done = |change: &dyn Fn(&mut Redrive)| {
             let mut job = Redrive {
                 kind: RedriveKind::Redrive.into(),

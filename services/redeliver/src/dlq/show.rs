@@ -5,7 +5,7 @@ use redeliver_client::messages::{DeadLetter, Position, RedrivenAs};
 use redeliver_core::redrive::{REDRIVE_EDITED, REDRIVE_OF};
 use serde_json::json;
 
-use crate::output::{Json, Text as _, block, fields, header_lines, line, object, shortened};
+use crate::output::{Json, Text as _, block, fields, header_lines, object, shortened};
 
 /// Limit of the payload in text output, in bytes.
 const SHOWN: usize = 16 * 1024;
@@ -18,11 +18,12 @@ pub(super) const MASKED: &str = "(masked: needs the scope dead-letters:unmasked)
 
 pub(crate) fn as_text(letter: &DeadLetter) -> String {
     let key = match &letter.key {
-        _ if is_withheld(letter) => WITHHELD.to_owned(),
-        _ if letter.is_masked("key") => MASKED.to_owned(),
-        None => "(null)".to_owned(),
-        Some(key) => line(key, 1024),
+        _ if is_withheld(letter) => WITHHELD.text(),
+        _ if letter.is_masked("key") => MASKED.text(),
+        None => "(null)".text(),
+        key => key.text(),
     };
+    let key = key.unwrap_or_default();
     let mut text = fields(&[
         ("id", &letter.id),
         ("state", &letter.state().name()),
@@ -42,7 +43,7 @@ pub(crate) fn as_text(letter: &DeadLetter) -> String {
         ("headers of", &letter.dialect().name()),
         ("edited", &edited(letter)),
         ("masked", &masked(letter)),
-        ("key", &key),
+        ("key", &format_args!("{key}")),
     ]);
     if is_withheld(letter) {
         text += &format!("\nheaders\n  {WITHHELD}\n");
@@ -224,7 +225,7 @@ mod tests {
     }
 
     #[test]
-    fn a_dead_letter_is_shown_with_failure_origin_ordered_headers_and_payload() {
+    fn a_dead_letter_is_shown_whole() {
         let expected = "\
 id          crawl-dlq/3/17
 state       open
@@ -271,7 +272,7 @@ ff 00 61";
     }
 
     #[test]
-    fn a_redriven_dead_letter_names_the_record_that_was_written() {
+    fn a_redriven_letter_names_its_copy() {
         let redriven = RedrivenAs {
             redrive_id: "01a212ee742fea04".to_owned(),
             edited: vec!["value".to_owned(), "headers".to_owned()],
@@ -302,7 +303,7 @@ ff 00 61";
     }
 
     #[test]
-    fn an_origin_without_a_position_is_its_topic() {
+    fn an_origin_may_lack_a_position() {
         for (partition, offset, expected) in [(-1, -1, "crawl"), (3, -1, "crawl/3"), (3, 0, "crawl/3/0")] {
             let letter = DeadLetter {
                 origin: position("crawl", partition, offset),
@@ -314,7 +315,7 @@ ff 00 61";
     }
 
     #[test]
-    fn a_withheld_payload_is_not_a_missing_one() {
+    fn withheld_and_missing_payloads_differ() {
         let withheld = DeadLetter {
             key: None,
             value: None,
@@ -369,7 +370,7 @@ ff 00 61";
     }
 
     #[test]
-    fn binary_numbers_of_known_headers_are_decoded_and_unreadable_headers_are_counted() {
+    fn binary_numbers_in_headers_are_decoded() {
         let headers: Headers = [
             ("kafka_dlt-original-partition", Some(&2_i32.to_be_bytes()[..])),
             ("other", Some(&2_i32.to_be_bytes()[..])),
@@ -396,7 +397,7 @@ ff 00 61";
     }
 
     #[test]
-    fn json_contains_exact_bytes_and_omits_unknown_fields() {
+    fn json_contains_exact_bytes() {
         let value = as_json(&letter());
         assert_eq!(value["value_base64"], json!("/wBh"));
         assert_eq!(value["error_message"], json!("not\u{1b}[31m found"));

@@ -296,7 +296,7 @@ mod tests {
     }
 
     #[test]
-    fn the_latest_record_of_a_job_counts() {
+    fn the_latest_record_counts() {
         let waits = job("a", State::Scheduled, 50);
         let gone = job("a", State::Dispatched, 50);
         let mut all = Jobs::new(Filter::default());
@@ -316,7 +316,7 @@ mod tests {
     }
 
     #[test]
-    fn matching_jobs_are_ordered_by_due_time() {
+    fn matching_jobs_are_ordered() {
         let mut jobs = Jobs::new(Filter {
             app: Some("a".to_owned()),
             from: Some(Timestamp::from_millis(20)),
@@ -338,7 +338,7 @@ mod tests {
     }
 
     #[test]
-    fn ended_jobs_follow_the_waiting_ones_and_the_last_ones_come_first() {
+    fn ended_jobs_follow_waiting_ones() {
         let mut jobs = Jobs::new(Filter::default());
         for (offset, due, ended) in [(1, 10, Some(70)), (2, 90, None), (3, 20, Some(80)), (4, 50, None)] {
             let job = JobRecord {
@@ -351,7 +351,7 @@ mod tests {
     }
 
     #[test]
-    fn records_that_are_not_jobs_are_counted() {
+    fn other_records_are_counted() {
         let mut jobs = Jobs::new(Filter::default());
         jobs.note(&record("x", None));
         jobs.note(&record(

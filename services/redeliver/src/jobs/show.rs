@@ -3,7 +3,7 @@
 use redeliver_client::convert::time;
 use redeliver_client::messages::Job;
 
-use crate::output::{Json, block, fields, header_lines, line, object};
+use crate::output::{Json, block, fields, header_lines, object};
 
 /// Limit of the data in text output, in bytes.
 const SHOWN: usize = 16 * 1024;
@@ -27,7 +27,7 @@ pub(super) fn as_text(job: &Job) -> String {
         ("request id", &job.request_id),
         ("occurrence", &job.occurrence),
         ("topic", &job.topic),
-        ("key", &job.key.as_ref().map(|key| line(key, 1024))),
+        ("key", &job.key),
     ]);
     if !job.headers.is_empty() {
         text += "\nheaders\n";
@@ -82,7 +82,7 @@ mod tests {
     }
 
     #[test]
-    fn a_waiting_job_is_shown_with_the_record_that_will_be_dispatched() {
+    fn a_waiting_job_shows_its_record() {
         let expected = format!(
             "\
 id               {}
@@ -112,7 +112,7 @@ data, 7 bytes
     }
 
     #[test]
-    fn an_ended_job_is_shown_without_data() {
+    fn an_ended_job_has_no_data() {
         let ended = Job {
             state: JobState::Dispatched.into(),
             ended_at: Some(to_timestamp(Timestamp::from_millis(1_763_722_900_003))),

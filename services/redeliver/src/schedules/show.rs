@@ -6,7 +6,7 @@ use redeliver_client::messages::{CronTiming, JobTemplate, Misfire, Schedule};
 use redeliver_scheduler::api::ScheduleView;
 use serde_json::json;
 
-use crate::output::{Column, Json, Text as _, block, fields, header_lines, line};
+use crate::output::{Column, Json, Text as _, block, fields, header_lines};
 use crate::waiting::due;
 
 /// Limit of the data in text output, in bytes.
@@ -70,7 +70,7 @@ pub(super) fn as_text(schedule: &Schedule) -> String {
         ("revision", &schedule.revision),
         ("priority", &job.priority().name()),
         ("expire after", &job.expire_after),
-        ("key", &job.key.as_ref().map(|key| line(key, 1024))),
+        ("key", &job.key),
     ]);
     if !job.headers.is_empty() {
         text += "\nheaders\n";
@@ -152,7 +152,7 @@ mod tests {
     }
 
     #[test]
-    fn a_row_says_when_the_next_occurrence_is_due() {
+    fn a_row_shows_the_next_occurrence() {
         let row_at = |now: &str| {
             let now = now.parse().unwrap();
             let cells = COLUMNS
@@ -179,7 +179,7 @@ mod tests {
     }
 
     #[test]
-    fn a_schedule_is_shown_with_its_policies_and_its_job() {
+    fn a_schedule_shows_policies_and_job() {
         let expected = "\
 id                 nightly
 app                sms
