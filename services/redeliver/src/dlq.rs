@@ -22,15 +22,14 @@ use redeliver_client::messages::{
     Completeness, DeadLetter, ListDeadLettersRequest, RedriveKind, Removal, TopicStats,
 };
 use redeliver_client::{AuditClient, DeadLetterClient, Endpoint, RedriveClient, Timestamp};
-use redeliver_core::HumanDuration;
 use redeliver_runtime::cli::{CommonArgs, report};
 use serde_json::json;
 
 use crate::connection::{CliError, ConnectionArgs, Service, conclude, inspector};
-use crate::output::{Column, Format, Json, OutputArgs, Text as _, object, print_answer, print_item};
+use crate::output::{Column, Format, Json, OutputArgs, Text as _, object, print_answer, print_item, rounded};
 use crate::pages::{Pages, read_pages};
 use completeness::CompleteArgs;
-pub(crate) use completeness::{completeness_json, problem};
+pub(crate) use completeness::problem;
 use show::{as_json, as_text};
 
 #[derive(Args)]
@@ -345,7 +344,7 @@ async fn show(client: &DeadLetterClient, args: &ShowArgs) -> Result<ExitCode, Cl
     let completeness = letter.completeness.take().unwrap_or_default();
     let with_completeness = || {
         let mut value = as_json(&letter);
-        value["completeness"] = completeness_json(&completeness);
+        value["completeness"] = object(&completeness).into();
         decoded::with_decoded(value, letter.decoded.as_ref())
     };
     let as_text = || {
@@ -412,16 +411,6 @@ pub(crate) fn removed_in(stats: &TopicStats, _now: Timestamp) -> Option<String> 
     })
 }
 
-/// A duration in its largest unit, rounded down.
-pub(crate) fn rounded(duration: std::time::Duration) -> String {
-    let seconds = duration.as_secs();
-    let unit = [86_400, 3_600, 60]
-        .into_iter()
-        .find(|unit| seconds >= 2 * unit)
-        .unwrap_or(1);
-    HumanDuration::from_secs(seconds / unit * unit).to_string()
-}
-
 pub(crate) fn stats_json(stats: &TopicStats) -> Json {
     let mut object = object(stats);
     object.remove("until_removal");
@@ -433,9 +422,8 @@ pub(crate) fn stats_json(stats: &TopicStats) -> Json {
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
     use redeliver_client::convert::to_duration;
+    use redeliver_core::HumanDuration;
 
     use super::*;
 
@@ -459,18 +447,5 @@ mod tests {
         }
         assert_eq!(removed_in(&TopicStats::default(), now), None);
         assert_eq!(open(None), "unknown");
-    }
-
-    #[test]
-    fn a_duration_is_rounded_down_to_its_largest_unit() {
-        for (seconds, expected) in [
-            (0, "0s"),
-            (119, "119s"),
-            (121, "2m"),
-            (7_300, "2h"),
-            (2_600_000, "30d"),
-        ] {
-            assert_eq!(rounded(Duration::from_secs(seconds)), expected);
-        }
     }
 }

@@ -8,6 +8,7 @@ mod messages;
 
 use std::fmt::{self, Write as _};
 use std::io::{self, Write as _};
+use std::time::Duration;
 
 use bytes::Bytes;
 use clap::ValueEnum;
@@ -16,11 +17,10 @@ use prost_types::{Duration as ProtoDuration, Timestamp as ProtoTimestamp};
 use redeliver_client::convert::{from_duration, from_headers, from_timestamp};
 use redeliver_client::messages::{Completeness, Header, Position};
 pub(crate) use redeliver_core::terminal::{in_one_line, json_line, multiline};
-use redeliver_core::{Clock as _, SystemClock, Timestamp};
+use redeliver_core::{Clock as _, HumanDuration, SystemClock, Timestamp};
 use redeliver_dlq_inspector::dialect::readable_number;
 use serde_json::json;
 
-use crate::dlq::completeness_json;
 pub(crate) use messages::object;
 
 /// What a command prints as JSON. It is only written: nothing that others have written is read as one.
@@ -129,16 +129,15 @@ pub(crate) fn print_answer<T>(
     value: impl Fn(&T) -> Json,
     completeness: &Completeness,
 ) {
-    let completeness = || completeness_json(completeness);
     match format {
         Format::Table => print_items(format, columns, items, value),
         Format::Json => {
             let items: Vec<Json> = items.iter().map(value).collect();
-            print_json(json!({ name: items, "completeness": completeness() }));
+            print_json(json!({ name: items, "completeness": object(completeness) }));
         }
         Format::Jsonl => {
             print_items(format, columns, items, value);
-            print_json(json!({ "completeness": completeness() }));
+            print_json(json!({ "completeness": object(completeness) }));
         }
     }
 }
@@ -225,6 +224,24 @@ pub(crate) fn fields(fields: &[(&str, &dyn Text)]) -> String {
 
 fn without_trailing_spaces(text: &str) -> String {
     text.lines().map(str::trim_end).collect::<Vec<_>>().join("\n")
+}
+
+/// A duration in its largest unit, rounded down.
+pub(crate) fn rounded(duration: Duration) -> String {
+    let seconds = duration.as_secs();
+    let unit = [86_400, 3_600, 60]
+        .into_iter()
+        .find(|unit| seconds >= 2 * unit)
+        .unwrap_or(1);
+    HumanDuration::from_secs(seconds / unit * unit).to_string()
+}
+
+/// When something is due, from now.
+pub(crate) fn due(due: Option<Timestamp>, now: Timestamp) -> Option<String> {
+    Some(match due? {
+        due if due > now => format!("in {}", rounded(due.since(now))),
+        due => format!("{} late", rounded(now.since(due))),
+    })
 }
 
 /// At most `limit` characters of a text.
@@ -346,5 +363,18 @@ mod tests {
             (shortened("äbc", 2).as_str(), shortened("äb", 2).as_str()),
             ("äb…", "äb")
         );
+    }
+
+    #[test]
+    fn durations_are_rounded_down() {
+        for (seconds, expected) in [
+            (0, "0s"),
+            (119, "119s"),
+            (121, "2m"),
+            (7_300, "2h"),
+            (2_600_000, "30d"),
+        ] {
+            assert_eq!(rounded(Duration::from_secs(seconds)), expected);
+        }
     }
 }

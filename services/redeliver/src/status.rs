@@ -30,8 +30,11 @@ use redeliver_service::topics;
 use serde_json::json;
 
 use crate::connection::{CliError, ConnectionArgs, conclude, inspector, scheduler};
-use crate::dlq::{completeness_json, open, problem, removed_in, rounded, stats_json};
-use crate::output::{Column, Json, OutputArgs, Text as _, fields, in_one_line, print_item, table, table_of};
+use crate::dlq::{open, problem, removed_in, stats_json};
+use crate::output::{
+    Column, Json, OutputArgs, Text as _, due, fields, in_one_line, object, print_item, rounded, table,
+    table_of,
+};
 
 #[derive(Args)]
 pub(crate) struct StatusArgs {
@@ -117,20 +120,15 @@ impl Queue {
             false if self.unreachable.is_empty() => "≤ ",
             false => "≈ ",
         };
-        let due = self.due_at(now).map(|due| {
+        let overdue = self.due_at(now).map(|due| {
             // Only the first records were read.
             let bound = if self.backlog.is_exact { "" } else { "≥ " };
             format!("{bound}{due}")
         });
-        let next = self.earliest().map(|earliest| {
-            if earliest > now && !self.unreachable.is_empty() {
-                "unknown".to_owned()
-            } else if earliest > now {
-                format!("in {}", rounded(earliest.since(now)))
-            } else {
-                format!("{} late", rounded(now.since(earliest)))
-            }
-        });
+        let next = match self.earliest() {
+            Some(earliest) if earliest > now && !self.unreachable.is_empty() => "unknown".text(),
+            earliest => due(earliest, now),
+        };
         vec![
             match &self.pipeline {
                 Some(pipeline) if !self.is_configured => format!("{pipeline} (not configured)"),
@@ -139,7 +137,7 @@ impl Queue {
             },
             self.topic.to_string(),
             format!("{bound}{}", self.backlog.records),
-            due.unwrap_or_default(),
+            overdue.unwrap_or_default(),
             next.unwrap_or_default(),
             match self.members {
                 None => "unknown".to_owned(),
@@ -219,7 +217,7 @@ impl Status {
             Err(error) => json!({ "error": error_chain(error) }),
         };
         let stats = self.dead.as_ref().ok();
-        let completeness = stats.map(|stats| completeness_json(&completeness(stats)));
+        let completeness = stats.map(|stats| object(&completeness(stats)));
         let jobs = self.jobs.as_ref().map(|jobs| match jobs {
             Ok(jobs) => json!({
                 "scheduled": jobs.scheduled,

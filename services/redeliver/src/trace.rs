@@ -14,9 +14,9 @@ use redeliver_core::HumanDuration;
 use redeliver_dlq_inspector::id::LetterId;
 
 use crate::connection::CliError;
-use crate::dlq::{InspectorArgs, rounded, with_inspector};
+use crate::dlq::{InspectorArgs, with_inspector};
 use crate::output::{
-    Column, Format, OutputArgs, Text, fields, in_one_line, object, print_items, table_of,
+    Column, Format, OutputArgs, Text, fields, in_one_line, object, print_items, rounded, table_of,
 };
 use crate::waiting::with_progress;
 

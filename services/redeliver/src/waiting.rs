@@ -13,8 +13,10 @@ use redeliver_core::HumanDuration;
 use serde_json::json;
 
 use crate::connection::CliError;
-use crate::dlq::{InspectorArgs, rounded, with_inspector};
-use crate::output::{Column, Format, Json, OutputArgs, Text as _, object, print_items, print_json};
+use crate::dlq::{InspectorArgs, with_inspector};
+use crate::output::{
+    Column, Format, Json, OutputArgs, Text as _, due, object, print_items, print_json, rounded,
+};
 use crate::progress::Progress;
 
 #[derive(Args)]
@@ -207,14 +209,6 @@ fn warn(coverage: WaitingCoverage) {
     if coverage.scheduler_truncated {
         eprintln!("incomplete: the scheduler holds more long waits than a scan remembers; narrow the filter");
     }
-}
-
-/// When something is due, from now.
-pub(crate) fn due(due: Option<Timestamp>, now: Timestamp) -> Option<String> {
-    Some(match due? {
-        due if due > now => format!("in {}", rounded(due.since(now))),
-        due => format!("{} late", rounded(now.since(due))),
-    })
 }
 
 fn age(since: Option<prost_types::Timestamp>, now: Timestamp) -> Option<String> {

@@ -5,7 +5,7 @@ use std::process::ExitCode;
 use redeliver_client::convert::time;
 use redeliver_client::messages::{Completeness, MissingPartition, MissingReason};
 
-use crate::output::{Json, in_one_line, object};
+use crate::output::in_one_line;
 
 /// The exit status of an incomplete answer, if the command requires a complete one, and of a masked payload.
 pub(super) const EXIT_INCOMPLETE: u8 = 3;
@@ -89,10 +89,6 @@ fn partition(missing: &MissingPartition) -> String {
     };
     let separator = if missing.error.is_empty() { "" } else { ": " };
     in_one_line(&format!("{place} ({reason}{separator}{})", missing.error))
-}
-
-pub(crate) fn completeness_json(completeness: &Completeness) -> Json {
-    object(completeness).into()
 }
 
 #[cfg(test)]

@@ -11,7 +11,7 @@ use redeliver_client::messages::{
 use redeliver_client::{Code, DeadLetterClient, Timestamp};
 use serde_json::{Map, json};
 
-use super::completeness::{CompleteArgs, completeness_json};
+use super::completeness::CompleteArgs;
 use super::{FilterArgs, InspectorArgs, open, read_answer};
 use crate::connection::CliError;
 use crate::jobs::time;
@@ -253,7 +253,7 @@ async fn show(client: &DeadLetterClient, args: &ShowGroupArgs) -> Result<ExitCod
     let completeness = group.completeness.take().unwrap_or_default();
     let with_completeness = || {
         let mut value = as_json(&group);
-        value["completeness"] = completeness_json(&completeness);
+        value["completeness"] = object(&completeness).into();
         value
     };
     print_item(args.output.format, || as_text(&group), with_completeness);

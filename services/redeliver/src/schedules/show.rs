@@ -6,8 +6,7 @@ use redeliver_client::messages::{CronTiming, JobTemplate, Misfire, Schedule};
 use redeliver_scheduler::api::ScheduleView;
 use serde_json::json;
 
-use crate::output::{Column, Json, Text as _, block, fields, header_lines};
-use crate::waiting::due;
+use crate::output::{Column, Json, Text as _, block, due, fields, header_lines};
 
 /// Limit of the data in text output, in bytes.
 const SHOWN: usize = 16 * 1024;
