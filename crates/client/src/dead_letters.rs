@@ -107,34 +107,29 @@ impl DeadLetterClient {
     /// # Errors
     /// Like [`DeadLetterClient::list`].
     pub async fn stats(&self, filter: &str) -> Result<DeadLetterStats, ClientError> {
-        let mut stats: Option<DeadLetterStats> = None;
-        loop {
-            let next = stats
-                .as_mut()
-                .map(|stats| std::mem::take(&mut stats.next_page_token));
-            let request = GetDeadLetterStatsRequest {
-                filter: filter.to_owned(),
-                page_token: next.unwrap_or_default(),
-            };
-            let answer = self.service.clone().get_dead_letter_stats(request).await;
-            let mut page = self.answer(answer).await?;
-            if let Some(mut before) = stats {
-                before.topics.append(&mut page.topics);
-                page.topics = before.topics;
-                // They are as complete as their first incomplete page.
-                if before
-                    .completeness
-                    .as_ref()
-                    .is_none_or(|completeness| !completeness.complete)
-                {
-                    page.completeness = before.completeness;
-                }
+        let mut stats = self.page_of_stats(filter, String::new()).await?;
+        while !stats.next_page_token.is_empty() {
+            let page = self.page_of_stats(filter, stats.next_page_token).await?;
+            stats.topics.extend(page.topics);
+            if stats
+                .completeness
+                .as_ref()
+                .is_some_and(|completeness| completeness.complete)
+            {
+                stats.completeness = page.completeness;
             }
-            if page.next_page_token.is_empty() {
-                return Ok(page);
-            }
-            stats = Some(page);
+            stats.next_page_token = page.next_page_token;
         }
+        Ok(stats)
+    }
+
+    async fn page_of_stats(&self, filter: &str, page_token: String) -> Result<DeadLetterStats, ClientError> {
+        let request = GetDeadLetterStatsRequest {
+            filter: filter.to_owned(),
+            page_token,
+        };
+        let answer = self.service.clone().get_dead_letter_stats(request).await;
+        self.answer(answer).await
     }
 
     /// Watches dead letters: first the existing ones, then each new one.

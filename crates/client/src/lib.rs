@@ -12,8 +12,9 @@
 //! | [`WaitingClient`] | lists and counts records that wait for their next attempt, and traces single records, over gRPC |
 //! | [`AuditClient`] | lists who has changed or seen what over gRPC |
 //!
-//! Requests and answers are the [`messages`] of the protocol; `proto/redeliver/v1` documents their fields. A text that is not set is empty, a time that is not set is
-//! `None`, and an enumeration has a value that this client knows, such as `letter.state()`, and a [name](messages::DeadLetterState::name). [`convert`] reads times, durations and headers.
+//! Requests and answers are the [`messages`] of the protocol, and `proto/redeliver/v1` documents their fields. A text that is not set is empty. A value of
+//! an enumeration is read with the function of its name, such as `letter.state()`; one of a newer version is the default value, and each has a
+//! [name](messages::DeadLetterState::name). [`convert`] has functions for times, durations and headers.
 //!
 //! Schedule a job, and list the dead letters of a pipeline:
 //!

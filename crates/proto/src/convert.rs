@@ -190,6 +190,18 @@ mod tests {
     }
 
     #[test]
+    fn a_letter_may_lack_a_timestamp() {
+        let letter = |timestamp_type: v1::TimestampType| v1::DeadLetter {
+            dead_at: Some(ProtoTimestamp::default()),
+            timestamp_type: timestamp_type.into(),
+            ..v1::DeadLetter::default()
+        };
+        assert_eq!(letter(v1::TimestampType::None).timestamp(), None);
+        let time = letter(v1::TimestampType::Unspecified).timestamp();
+        assert_eq!(time, Some(Timestamp::from_millis(0)));
+    }
+
+    #[test]
     fn extreme_times_stay_readable() {
         for millis in [i64::MIN, -62_135_596_800_001, 253_402_300_800_000, i64::MAX] {
             let time = Timestamp::from_millis(millis);

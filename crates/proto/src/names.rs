@@ -70,4 +70,18 @@ mod tests {
         assert_eq!(v1::HeaderDialect::Unspecified.name(), None);
         assert_eq!(of("NEW_ENUMERATION_VALUE"), some("new_enumeration_value"));
     }
+
+    #[test]
+    fn values_of_newer_schemas_have_names() {
+        let step = v1::TraceStep {
+            event: 77,
+            ..v1::TraceStep::default()
+        };
+        assert_eq!(step.event().name().as_deref(), Some("other"));
+        let letter = v1::DeadLetter {
+            state: 77,
+            ..v1::DeadLetter::default()
+        };
+        assert_eq!(letter.state().name().as_deref(), Some("unknown"));
+    }
 }
