@@ -17,6 +17,49 @@ pub(crate) type Connection = InterceptedService<Channel, SendToken>;
 /// The maximum size of a response, in bytes. A page of dead letters with values can be large.
 pub(crate) const MAX_RESPONSE: usize = 256 << 20;
 
+/// Defines a client of a gRPC service, and its calls whose answers are messages.
+macro_rules! client {
+    (
+        $(#[$about:meta])*
+        $client:ident($service:ident);
+        $($(#[$doc:meta])* $name:ident = $call:ident($request:ty) -> $answer:ty;)*
+    ) => {
+        $(#[$about])*
+        #[derive(Clone, Debug)]
+        pub struct $client {
+            service: $service<$crate::endpoint::Connection>,
+            url: String,
+        }
+
+        impl $client {
+            /// Connects to the service.
+            ///
+            /// # Errors
+            /// If the endpoint is invalid or the service cannot be reached.
+            pub async fn connect(endpoint: &$crate::Endpoint) -> Result<Self, $crate::ClientError> {
+                let connection = endpoint.connect().await?;
+                Ok(Self {
+                    service: $service::new(connection).max_decoding_message_size($crate::endpoint::MAX_RESPONSE),
+                    url: endpoint.url().to_owned(),
+                })
+            }
+
+            $($(#[$doc])*
+            pub async fn $name(&self, request: $request) -> Result<$answer, $crate::ClientError> {
+                self.answer(self.service.clone().$call(request).await).await
+            })*
+
+            async fn answer<T>(
+                &self,
+                answer: Result<tonic::Response<T>, tonic::Status>,
+            ) -> Result<T, $crate::ClientError> {
+                $crate::error::answer(&self.url, answer).await
+            }
+        }
+    };
+}
+pub(crate) use client;
+
 /// The address, token and timeouts of a service.
 #[derive(Clone)]
 pub struct Endpoint {

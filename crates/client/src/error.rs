@@ -232,6 +232,14 @@ pub(crate) async fn answer<T>(url: &str, answer: Result<Response<T>, Status>) ->
     }
 }
 
+/// An answer about something that may not exist.
+pub(crate) fn found<T>(answer: Result<T, ClientError>) -> Result<Option<T>, ClientError> {
+    match answer {
+        Err(error) if error.code() == Some(Code::NotFound) => Ok(None),
+        answer => answer.map(Some),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

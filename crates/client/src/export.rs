@@ -5,7 +5,8 @@
 //!
 //! ```
 //! use redeliver_client::export::{ExportReader, ExportWriter};
-//! use redeliver_client::{Completeness, Timestamp};
+//! use redeliver_client::Timestamp;
+//! use redeliver_client::messages::Completeness;
 //!
 //! let mut file = Vec::new();
 //! let writer = ExportWriter::new(&mut file, "state = OPEN", Timestamp::from_millis(0))?;
@@ -26,9 +27,10 @@ use bytes::Bytes;
 use redeliver_core::content::{ContentHash, content_hash};
 use redeliver_core::terminal::json_line;
 use redeliver_core::{Headers, Position, Timestamp, TimestampType};
+use redeliver_proto::convert::{from_headers, time};
+use redeliver_proto::v1::{self, Completeness, DeadLetter, DeadLetterState};
 use serde::{Deserialize, Serialize};
 
-use crate::dead_letters::{Completeness, DeadLetter, DeadLetterState};
 use line::{EndLine, FirstLine, LetterLine, Summary};
 
 /// The version of the format.
@@ -97,31 +99,35 @@ impl Partial {
 }
 
 impl ExportedDeadLetter {
-    /// A dead letter that was listed with `full`. Its value is not complete if it is [truncated](DeadLetter::is_value_truncated).
+    /// A dead letter that was listed with `full`. Its value is not complete if it is [truncated](DeadLetter::value_truncated).
     #[must_use]
     pub fn listed(letter: DeadLetter) -> Self {
         let gap = |field: &str| match () {
-            () if letter.is_payload_withheld => Some(Gap::Withheld),
-            () if letter.masked.has(field) => Some(Gap::Masked),
+            () if letter.payload_withheld != 0 => Some(Gap::Withheld),
+            () if letter.is_masked(field) => Some(Gap::Masked),
             () => None,
         };
         let unreadable = (letter.unreadable_headers > 0).then_some(Gap::Unreadable);
         let too_large = |is_truncated: bool| is_truncated.then_some(Gap::TooLarge);
         let partial = Partial {
-            key: gap("key").or(too_large(letter.is_key_truncated)),
+            key: gap("key").or(too_large(letter.key_truncated)),
             headers: gap("headers")
                 .or(unreadable)
-                .or(too_large(letter.are_headers_truncated)),
+                .or(too_large(letter.headers_truncated)),
             value: gap("value"),
         };
         Self {
-            position: letter.position,
-            timestamp: letter.dead_at,
-            timestamp_type: letter.timestamp_type,
-            state: letter.state,
-            group: letter.group,
+            timestamp: letter.timestamp(),
+            timestamp_type: match letter.timestamp_type() {
+                v1::TimestampType::Unspecified | v1::TimestampType::None => None,
+                v1::TimestampType::CreateTime => Some(TimestampType::CreateTime),
+                v1::TimestampType::LogAppendTime => Some(TimestampType::LogAppendTime),
+            },
+            state: letter.state(),
+            headers: from_headers(&letter.headers),
+            position: letter.position.unwrap_or_default().into(),
+            group: Some(letter.group).filter(|group| !group.is_empty()),
             key: letter.key,
-            headers: letter.headers,
             value: letter.value,
             partial,
         }
@@ -218,8 +224,8 @@ impl<W: Write> ExportWriter<W> {
         let summary = Summary {
             dead_letters: self.dead_letters,
             partial: self.partial,
-            complete: completeness.is_complete,
-            as_of: completeness.as_of.map(|time| time.to_string()),
+            complete: completeness.complete,
+            as_of: time(completeness.as_of).map(|time| time.to_string()),
             missing_partitions: completeness.missing_count,
         };
         self.line(&EndLine { end: summary })?;

@@ -12,12 +12,17 @@
 //! | [`WaitingClient`] | lists and counts records that wait for their next attempt, and traces single records, over gRPC |
 //! | [`AuditClient`] | lists who has changed or seen what over gRPC |
 //!
+//! Requests and answers are the [`messages`] of the protocol, and `proto/redeliver/v1` documents their fields. A text that is not set is empty. A value of
+//! an enumeration is read with the function of its name, such as `letter.state()`; one of a newer version is the default value, and each has a
+//! [name](messages::DeadLetterState::name). [`convert`] has functions for times, durations and headers.
+//!
 //! Schedule a job, and list the dead letters of a pipeline:
 //!
 //! ```rust,no_run
 //! use std::time::Duration;
 //!
-//! use redeliver_client::{DeadLetterClient, Endpoint, JobClient, JobRequest, ListDeadLetters};
+//! use redeliver_client::messages::ListDeadLettersRequest;
+//! use redeliver_client::{DeadLetterClient, Endpoint, JobClient, JobRequest};
 //!
 //! #[tokio::main]
 //! async fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -29,12 +34,12 @@
 //!     println!("scheduled job {}", scheduled.id);
 //!
 //!     let inspector = DeadLetterClient::connect(&Endpoint::new("http://127.0.0.1:50051")).await?;
-//!     let request = ListDeadLetters {
+//!     let request = ListDeadLettersRequest {
 //!         filter: r#"pipeline = "crawl-jobs""#.to_owned(),
-//!         ..ListDeadLetters::default()
+//!         ..ListDeadLettersRequest::default()
 //!     };
-//!     for letter in inspector.list(&request).await?.dead_letters {
-//!         println!("{} {}", letter.position, letter.error_message.unwrap_or_default());
+//!     for letter in inspector.list(request).await?.dead_letters {
+//!         println!("{} {}", letter.id, letter.error_message);
 //!     }
 //!     Ok(())
 //! }
@@ -46,8 +51,6 @@ mod dead_letters;
 mod endpoint;
 mod error;
 pub mod export;
-#[cfg(test)]
-mod extremes;
 mod ingest;
 mod jobs;
 mod producer;
@@ -57,35 +60,24 @@ mod schedules;
 mod scheme;
 mod waiting;
 
-pub use audit::{AuditClient, AuditEntry, AuditPage, DisclosedRange, ListAuditEntries};
-pub use controls::{ControlChange, ControlClient, RateLimit, TierReleases};
-pub use dead_letters::{
-    Completeness, DeadLetter, DeadLetterClient, DeadLetterState, DeadLetterStats, DecodedValue, Dialect,
-    FoundDeadLetter, FoundGroup, Group, GroupChange, GroupOrder, GroupPage, GroupState, ListDeadLetters,
-    ListGroups, Masked, MissingPartition, MissingReason, Page, Payload, RedrivenAs, Removal, SchemaFormat,
-    TopicStats, Watch, WatchDeadLetters, WatchEvent,
-};
+pub use audit::AuditClient;
+pub use controls::{ControlClient, TierReleases};
+pub use dead_letters::{DeadLetterClient, Payload, Watch};
 pub use endpoint::Endpoint;
 pub use error::{ClientError, ErrorDetails};
 pub use ingest::{IngestTopic, InvalidCommand};
-pub use jobs::{Answer, Job, JobClient, JobOutcome, JobPage, JobStats, ListJobs, Scheduled};
+pub use jobs::{Answer, JobClient, Scheduled};
 pub use producer::{JobProducer, ScheduleError};
 pub use redeliver_core::headers::TraceContext;
-pub use redeliver_core::job::{InvalidJobId, JobId, JobState, Priority};
+pub use redeliver_core::job::{InvalidJobId, JobId, Priority};
 pub use redeliver_core::{Headers, Output, Position, Timestamp, TimestampType};
 pub use redeliver_kafka::KafkaSettings;
-pub use redeliver_proto::v1 as messages;
-pub use redrives::{
-    PlanEdit, PlanRedrive, Redrive, RedriveChange, RedriveClient, RedriveItem, RedriveKind, RedriveSelection,
-    RedriveState,
-};
+pub use redeliver_proto::{convert, v1 as messages};
+pub use redrives::RedriveClient;
 pub use request::{InvalidRequest, JobRequest, When};
-pub use schedules::{ListSchedules, PreviewOf, Resumed, ScheduleClient, SchedulePage};
+pub use schedules::ScheduleClient;
 pub use tonic::Code;
-pub use waiting::{
-    RecordTrace, ScanProgress, TraceEvent, TraceOutcome, TraceRecord, TraceStep, WaitingClient,
-    WaitingCounts, WaitingCoverage, WaitingFilter, WaitingList, WaitingPlace, WaitingRecord, WaitingStats,
-};
+pub use waiting::WaitingClient;
 
 /// The default ingest topic of the scheduler.
 pub const INGEST_TOPIC: &str = "scheduler.jobs.ingest";

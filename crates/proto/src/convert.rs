@@ -1,11 +1,12 @@
 //! Conversions between protobuf types and domain types.
 
+use std::fmt;
 use std::ops::RangeInclusive;
 use std::time::Duration;
 
 use prost_types::{Duration as ProtoDuration, Timestamp as ProtoTimestamp};
 use redeliver_core::job::{JobState, Priority};
-use redeliver_core::{Headers, HumanDuration, Timestamp};
+use redeliver_core::{Headers, HumanDuration, Position, Timestamp};
 
 use crate::v1;
 
@@ -45,6 +46,43 @@ pub fn from_timestamp(time: &ProtoTimestamp) -> Option<Timestamp> {
     }
     let millis = (i64::from(time.nanos) + 999_999) / 1_000_000;
     Some(Timestamp::from_millis(time.seconds * 1000 + millis))
+}
+
+/// Converts the time of a message. `None` if it is not set or out of range: one such field must not make the rest of an answer unreadable.
+#[must_use]
+pub fn time(time: Option<ProtoTimestamp>) -> Option<Timestamp> {
+    from_timestamp(&time?)
+}
+
+impl v1::DeadLetter {
+    /// The timestamp of the record. `None` if it has none, which is known only with the FULL view: `dead_at` is 1970-01-01 then.
+    #[must_use]
+    pub fn timestamp(&self) -> Option<Timestamp> {
+        time(self.dead_at).filter(|_| self.timestamp_type() != v1::TimestampType::None)
+    }
+
+    /// Whether a field of this name is masked, because the caller lacks the scope `dead-letters:unmasked`.
+    #[must_use]
+    pub fn is_masked(&self, field: &str) -> bool {
+        let masked = self.masked.iter().flat_map(|masked| &masked.fields);
+        masked.into_iter().any(|masked| masked == field)
+    }
+}
+
+impl From<v1::Position> for Position {
+    fn from(position: v1::Position) -> Self {
+        Self {
+            topic: position.topic.into(),
+            partition: position.partition,
+            offset: position.offset,
+        }
+    }
+}
+
+impl fmt::Display for v1::Position {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}/{}/{}", self.topic, self.partition, self.offset)
+    }
 }
 
 /// Converts a duration. One beyond the limit of protobuf, about 10,000 years, becomes the limit.
@@ -149,6 +187,18 @@ mod tests {
         for (seconds, nanos) in [(i64::MAX, 0), (0, -1), (0, 1_000_000_000)] {
             assert_eq!(from_timestamp(&ProtoTimestamp { seconds, nanos }), None);
         }
+    }
+
+    #[test]
+    fn a_letter_may_lack_a_timestamp() {
+        let letter = |timestamp_type: v1::TimestampType| v1::DeadLetter {
+            dead_at: Some(ProtoTimestamp::default()),
+            timestamp_type: timestamp_type.into(),
+            ..v1::DeadLetter::default()
+        };
+        assert_eq!(letter(v1::TimestampType::None).timestamp(), None);
+        let time = letter(v1::TimestampType::Unspecified).timestamp();
+        assert_eq!(time, Some(Timestamp::from_millis(0)));
     }
 
     #[test]

@@ -10,6 +10,7 @@ pub mod auth;
 pub mod convert;
 pub mod error;
 pub mod long_wait;
+pub mod names;
 pub mod page;
 
 /// Messages and services of version 1.

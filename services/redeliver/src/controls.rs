@@ -7,11 +7,10 @@ use redeliver_client::messages::control::{Desired, Effective};
 use redeliver_client::messages::rate_limit::Limit;
 use redeliver_client::messages::tier_release_result::Result as Released;
 use redeliver_client::messages::{
-    ApplicationControl, Control, ControlFailure, PipelineControl, RunState, TierControl, TierReleaseResult,
+    ApplicationControl, ChangeControlRequest, Control, ControlFailure, GetControlRequest, PipelineControl,
+    RateLimit, ReleaseWholeTierRequest, RunState, SetControlRateRequest, TierControl, TierReleaseResult,
 };
-use redeliver_client::{ClientError, Code, ControlChange, ControlClient, RateLimit};
-use redeliver_core::Timestamp;
-use redeliver_proto::convert::from_timestamp;
+use redeliver_client::{ClientError, Code, ControlClient};
 use redeliver_proto::error::code_name;
 use redeliver_runtime::Config;
 use redeliver_runtime::cli::{CommonArgs, report};
@@ -19,7 +18,7 @@ use redeliver_service::control::ControlName;
 use serde_json::json;
 
 use crate::connection::{CliError, ConnectionArgs, conclude, inspector, scheduler};
-use crate::output::{Format, Json, OutputArgs, fields, print_item, print_items};
+use crate::output::{Column, Format, Json, OutputArgs, Text as _, fields, print_item, print_items};
 
 #[derive(Args)]
 pub(crate) struct PauseArgs {
@@ -55,7 +54,7 @@ pub(crate) struct RateArgs {
     name: ControlName,
     /// How many per second at most, by all processes together; `unlimited`, or `configured`
     #[arg(value_name = "RATE", value_parser = rate)]
-    rate: RateLimit,
+    rate: Rate,
     /// Why, for others; at most 1000 bytes
     #[arg(long, value_name = "TEXT")]
     why: String,
@@ -137,12 +136,16 @@ impl ServerArgs {
     }
 }
 
-fn rate(text: &str) -> Result<RateLimit, String> {
+/// A limit; `None`: as the configuration says.
+#[derive(Clone, Copy, Debug, PartialEq)]
+struct Rate(Option<Limit>);
+
+fn rate(text: &str) -> Result<Rate, String> {
     match text {
-        "unlimited" => Ok(RateLimit::Unlimited),
-        "configured" => Ok(RateLimit::Configured),
+        "unlimited" => Ok(Rate(Some(Limit::Unlimited(true)))),
+        "configured" => Ok(Rate(None)),
         number => match number.parse() {
-            Ok(rate) if (0.001..=1_000_000.0).contains(&rate) => Ok(RateLimit::PerSecond(rate)),
+            Ok(rate) if (0.001..=1_000_000.0).contains(&rate) => Ok(Rate(Some(Limit::PerSecond(rate)))),
             _ => Err("write 0.001 to 1000000, `unlimited` or `configured`".to_owned()),
         },
     }
@@ -170,7 +173,19 @@ pub(crate) fn resume(args: &ResumeArgs) -> ExitCode {
 
 pub(crate) fn set_rate(args: &RateArgs) -> ExitCode {
     args.change.run(&args.name, &args.why, async |client, change| {
-        client.set_rate(change, args.rate).await
+        let ChangeControlRequest {
+            name,
+            why,
+            expected_revision,
+        } = change;
+        let Rate(limit) = args.rate;
+        let request = SetControlRateRequest {
+            name,
+            rate: limit.map(|limit| RateLimit { limit: Some(limit) }),
+            why,
+            expected_revision,
+        };
+        client.set_rate(request).await
     })
 }
 
@@ -192,7 +207,11 @@ fn release_whole_tier(args: &ReleaseArgs) -> ExitCode {
             return Err(CliError::Usage(problem.to_owned()));
         }
         let client = change.server.connect(config).await?;
-        let released = client.release_whole_tier(&args.name.to_string(), &args.why).await;
+        let request = ReleaseWholeTierRequest {
+            name: args.name.to_string(),
+            why: args.why.clone(),
+        };
+        let released = client.release_whole_tier(request).await;
         let mut released = released.map_err(|error| failure(&args.name, error))?;
         let mut results = Vec::new();
         let interrupted = loop {
@@ -202,13 +221,7 @@ fn release_whole_tier(args: &ReleaseArgs) -> ExitCode {
                 Err(error) => break Some(error),
             }
         };
-        print_items(
-            change.output.format,
-            &RELEASE_COLUMNS,
-            &results,
-            release_row,
-            release_json,
-        );
+        print_items(change.output.format, &RELEASES, &results, release_json);
         if let Some(error) = interrupted {
             return Err(error.into());
         }
@@ -227,14 +240,15 @@ pub(crate) fn list(args: &ControlsArgs) -> ExitCode {
     with_config(&args.server.common, async |config| {
         let client = args.server.connect(config).await?;
         if let Some(name) = &args.name {
-            let control = client
-                .get(&name.to_string())
-                .await
-                .map_err(|error| failure(name, error))?;
+            let request = GetControlRequest {
+                name: name.to_string(),
+            };
+            let control = client.get(request).await;
+            let control = control.map_err(|error| failure(name, error))?;
             print_control(args.output.format, &control);
         } else {
             let controls = client.list().await?;
-            print_items(args.output.format, &COLUMNS, &controls, row, as_json);
+            print_items(args.output.format, &COLUMNS, &controls, as_json);
         }
         Ok(ExitCode::SUCCESS)
     })
@@ -245,16 +259,16 @@ impl ChangeArgs {
         &self,
         name: &ControlName,
         why: &str,
-        change: impl AsyncFnOnce(&ControlClient, &ControlChange) -> Result<Control, ClientError>,
+        change: impl AsyncFnOnce(&ControlClient, ChangeControlRequest) -> Result<Control, ClientError>,
     ) -> ExitCode {
         with_config(&self.server.common, async |config| {
             let client = self.server.connect(config).await?;
-            let request = ControlChange {
+            let request = ChangeControlRequest {
                 name: name.to_string(),
                 why: why.to_owned(),
                 expected_revision: self.expected_revision,
             };
-            let changed = change(&client, &request).await;
+            let changed = change(&client, request).await;
             let control = changed.map_err(|error| failure(name, error))?;
             print_control(self.output.format, &control);
             Ok(ExitCode::SUCCESS)
@@ -287,9 +301,17 @@ fn print_control(format: Format, control: &Control) {
     print_item(format, || as_text(control), || as_json(control));
 }
 
-const COLUMNS: [&str; 7] = ["name", "state", "rate", "revision", "changed", "by", "why"];
-
-const RELEASE_COLUMNS: [&str; 5] = ["name", "result", "revision", "released at", "problem"];
+const COLUMNS: [Column<Control>; 7] = [
+    ("name", |control, _| control.name.text()),
+    ("state", |control, _| effective(control).state.name()),
+    ("rate", |control, _| effective(control).rate_or_default()),
+    ("revision", |control, _| control.revision.text()),
+    ("changed", |control, _| control.changed_at.text()),
+    ("by", |control, _| control.changed_by.text()),
+    ("why", |control, _| {
+        control.problem.text().or_else(|| control.why.text())
+    }),
+];
 
 /// What applies or is wanted, of any kind.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -297,7 +319,7 @@ struct Shown {
     state: RunState,
     rate: Option<Limit>,
     /// When what waited was released.
-    released_at: Option<Timestamp>,
+    released_at: Option<String>,
     /// What applies without a rate.
     without_rate: &'static str,
 }
@@ -327,14 +349,13 @@ impl From<&PipelineControl> for Shown {
 
 impl From<&TierControl> for Shown {
     fn from(tier: &TierControl) -> Self {
-        let released_at = tier
-            .release
-            .as_ref()
-            .and_then(|release| release.released_at.as_ref());
         Self {
             state: tier.state(),
             rate: tier.rate.and_then(|rate| rate.limit),
-            released_at: released_at.and_then(from_timestamp),
+            released_at: tier
+                .release
+                .as_ref()
+                .and_then(|release| release.released_at.text()),
             without_rate: "unlimited",
         }
     }
@@ -361,19 +382,15 @@ fn desired(control: &Control) -> Shown {
 }
 
 impl Shown {
-    fn state(&self) -> Option<&'static str> {
-        match self.state {
-            RunState::Unspecified => None,
-            RunState::Running => Some("running"),
-            RunState::Paused => Some("paused"),
-        }
-    }
-
     fn rate(&self) -> Option<String> {
         self.rate.map(|limit| match limit {
             Limit::PerSecond(rate) => format!("{rate}/s"),
             Limit::Unlimited(_) => "unlimited".to_owned(),
         })
+    }
+
+    fn rate_or_default(&self) -> Option<String> {
+        self.rate().or_else(|| self.without_rate.text())
     }
 
     fn to_json(&self) -> Json {
@@ -382,35 +399,12 @@ impl Shown {
             Some(Limit::Unlimited(_)) => json!("unlimited"),
             None => Json::Null,
         };
-        let mut json = json!({ "state": self.state(), "rate": rate });
-        if let Some(at) = self.released_at {
-            json["released_at"] = json!(at.to_string());
+        let mut json = json!({ "state": self.state.name(), "rate": rate });
+        if let Some(at) = &self.released_at {
+            json["released_at"] = json!(at);
         }
         json
     }
-}
-
-fn changed_at(control: &Control) -> Option<Timestamp> {
-    from_timestamp(control.changed_at.as_ref()?)
-}
-
-fn some(text: &str) -> Option<String> {
-    (!text.is_empty()).then(|| text.to_owned())
-}
-
-fn row(control: &Control) -> Vec<String> {
-    let shown = effective(control);
-    vec![
-        control.name.clone(),
-        shown.state().unwrap_or_default().to_owned(),
-        shown.rate().unwrap_or_else(|| shown.without_rate.to_owned()),
-        control.revision.to_string(),
-        changed_at(control)
-            .map(|time| time.to_string())
-            .unwrap_or_default(),
-        control.changed_by.clone(),
-        some(&control.problem).unwrap_or_else(|| control.why.clone()),
-    ]
 }
 
 fn as_text(control: &Control) -> String {
@@ -420,19 +414,19 @@ fn as_text(control: &Control) -> String {
     } else {
         "unreadable"
     };
-    let wanted = |text: Option<String>| text.or_else(|| Some(missing.to_owned()));
+    let wanted = |text: Option<String>| text.unwrap_or_else(|| missing.to_owned());
     fields(&[
-        ("name", Some(control.name.clone())),
-        ("state", effective.state().map(str::to_owned)),
-        ("rate", effective.rate().or_else(|| some(effective.without_rate))),
-        ("wanted state", wanted(desired.state().map(str::to_owned))),
-        ("wanted rate", wanted(desired.rate())),
-        ("released at", effective.released_at.map(|at| at.to_string())),
-        ("revision", Some(control.revision.to_string())),
-        ("changed at", changed_at(control).map(|time| time.to_string())),
-        ("changed by", some(&control.changed_by)),
-        ("why", some(&control.why)),
-        ("problem", some(&control.problem)),
+        ("name", &control.name),
+        ("state", &effective.state.name()),
+        ("rate", &effective.rate_or_default()),
+        ("wanted state", &wanted(desired.state.name())),
+        ("wanted rate", &wanted(desired.rate())),
+        ("released at", &effective.released_at),
+        ("revision", &control.revision),
+        ("changed at", &control.changed_at),
+        ("changed by", &control.changed_by),
+        ("why", &control.why),
+        ("problem", &control.problem),
     ])
 }
 
@@ -440,12 +434,12 @@ fn as_json(control: &Control) -> Json {
     json!({
         "name": control.name,
         "revision": control.revision,
-        "changed_at": changed_at(control).map(|time| time.to_string()),
-        "changed_by": some(&control.changed_by),
-        "why": some(&control.why),
+        "changed_at": control.changed_at.text(),
+        "changed_by": control.changed_by.text(),
+        "why": control.why.text(),
         "desired": control.desired.is_some().then(|| desired(control).to_json()),
         "effective": effective(control).to_json(),
-        "problem": some(&control.problem),
+        "problem": control.problem.text(),
     })
 }
 
@@ -463,42 +457,52 @@ fn released_control(result: &TierReleaseResult) -> Result<&Control, ControlFailu
     }
 }
 
-fn release_row(result: &TierReleaseResult) -> Vec<String> {
-    let (name, empty) = (result.name.clone(), String::new);
-    match released_control(result) {
-        Ok(control) => {
-            let at = effective(control).released_at.map(|at| at.to_string());
-            let (revision, at) = (control.revision.to_string(), at.unwrap_or_default());
-            vec![name, "released".to_owned(), revision, at, empty()]
-        }
-        Err(failure) => {
-            // The change may have taken effect.
-            let is_unknown = Code::from(failure.code) == Code::Unknown;
-            let outcome = if is_unknown { "unknown" } else { "failed" };
-            vec![name, outcome.to_owned(), empty(), empty(), failure.message]
-        }
-    }
-}
+const RELEASES: [Column<TierReleaseResult>; 5] = [
+    ("name", |result, _| result.name.text()),
+    ("result", |result, _| match released_control(result) {
+        Ok(_) => "released".text(),
+        // The change may have taken effect.
+        Err(failure) if Code::from(failure.code) == Code::Unknown => "unknown".text(),
+        Err(_) => "failed".text(),
+    }),
+    ("revision", |result, _| {
+        released_control(result).ok()?.revision.text()
+    }),
+    ("released at", |result, _| {
+        effective(released_control(result).ok()?).released_at
+    }),
+    ("problem", |result, _| {
+        released_control(result).err()?.message.text()
+    }),
+];
 
 fn release_json(result: &TierReleaseResult) -> Json {
     let released = released_control(result);
     let failure = released.as_ref().err().map(|failure| {
         let code = code_name(Code::from(failure.code));
-        json!({"code": code, "reason": some(&failure.reason), "message": failure.message})
+        json!({"code": code, "reason": failure.reason.text(), "message": failure.message})
     });
     json!({"name": result.name, "released": released.ok().map(as_json), "failure": failure})
 }
 
 #[cfg(test)]
 mod tests {
-    use redeliver_client::messages::RateLimit as ProtoRate;
-    use redeliver_proto::convert::to_timestamp;
+    use redeliver_client::Timestamp;
+    use redeliver_client::convert::to_timestamp;
 
     use super::*;
 
+    fn row<T>(columns: &[Column<T>], item: &T) -> Vec<String> {
+        let now = Timestamp::from_millis(0);
+        columns
+            .iter()
+            .map(|(_, cell)| cell(item, now).unwrap_or_default())
+            .collect()
+    }
+
     #[test]
-    fn control_shows_applied_and_wanted() {
-        let limit = |limit| Some(ProtoRate { limit: Some(limit) });
+    fn a_control_shows_what_applies() {
+        let limit = |limit| Some(RateLimit { limit: Some(limit) });
         let control = Control {
             name: "app/sms".to_owned(),
             revision: 3,
@@ -536,14 +540,59 @@ why           outage
             "ann",
             "outage",
         ];
-        assert_eq!(row(&control), expected);
+        assert_eq!(row(&COLUMNS, &control), expected);
         let value = as_json(&control);
         assert_eq!(value["desired"], json!({"state": "paused", "rate": null}));
         assert_eq!(value["effective"], json!({"state": "paused", "rate": 2.5}));
     }
 
     #[test]
-    fn each_released_tier_has_its_result() {
+    fn unreadable_controls_show_their_problem() {
+        let problem = "has an unknown state, and is paused until it can be read";
+        let control = Control {
+            name: "app/sms".to_owned(),
+            effective: Some(Effective::EffectiveApplication(ApplicationControl {
+                state: RunState::Paused.into(),
+                rate: None,
+            })),
+            problem: problem.to_owned(),
+            ..Control::default()
+        };
+        let text = as_text(&control);
+        assert!(text.contains("wanted state  unreadable\n"), "{text}");
+        assert!(text.ends_with(&format!("problem       {problem}\n")), "{text}");
+        assert_eq!(row(&COLUMNS, &control)[6], problem);
+        let value = as_json(&control);
+        assert_eq!(
+            (&value["desired"], &value["problem"]),
+            (&Json::Null, &json!(problem))
+        );
+    }
+
+    #[test]
+    fn a_pipeline_rate_defaults_to_configuration() {
+        let control = |rate: Option<Limit>| Control {
+            name: "pipeline/docs".to_owned(),
+            effective: Some(Effective::EffectivePipeline(PipelineControl {
+                state: RunState::Running.into(),
+                rate: rate.map(|limit| RateLimit { limit: Some(limit) }),
+            })),
+            ..Control::default()
+        };
+        for (rate, expected) in [
+            (None, "as configured"),
+            (Some(Limit::PerSecond(0.5)), "0.5/s"),
+            (Some(Limit::Unlimited(true)), "unlimited"),
+        ] {
+            let control = control(rate);
+            let text = as_text(&control);
+            assert!(text.contains(&format!("\nrate          {expected}\n")), "{text}");
+            assert_eq!(row(&COLUMNS, &control)[2], expected);
+        }
+    }
+
+    #[test]
+    fn each_released_tier_has_a_result() {
         let name = "tier/docs/30s";
         let result = |result| TierReleaseResult {
             name: name.to_owned(),
@@ -562,7 +611,7 @@ why           outage
             })),
             ..Control::default()
         }));
-        assert_eq!(release_row(&released), [name, "released", "4", at, ""]);
+        assert_eq!(row(&RELEASES, &released), [name, "released", "4", at, ""]);
         let json = release_json(&released);
         assert_eq!(
             (&json["released"]["revision"], &json["failure"]),
@@ -574,7 +623,7 @@ why           outage
                 reason: "KAFKA_UNAVAILABLE".to_owned(),
                 message: "no answer".to_owned(),
             }));
-            assert_eq!(release_row(&failed), [name, outcome, "", "", "no answer"]);
+            assert_eq!(row(&RELEASES, &failed), [name, outcome, "", "", "no answer"]);
             let expected =
                 json!({"code": code_name(code), "reason": "KAFKA_UNAVAILABLE", "message": "no answer"});
             assert_eq!(release_json(&failed)["failure"], expected);
@@ -582,10 +631,40 @@ why           outage
     }
 
     #[test]
-    fn rate_is_number_or_word() {
-        assert_eq!(rate("0.5"), Ok(RateLimit::PerSecond(0.5)));
-        assert_eq!(rate("unlimited"), Ok(RateLimit::Unlimited));
-        assert_eq!(rate("configured"), Ok(RateLimit::Configured));
+    fn a_tier_shows_its_release() {
+        let control = |name: &str, effective| Control {
+            name: name.to_owned(),
+            effective: Some(effective),
+            ..Control::default()
+        };
+        let state = RunState::Paused.into();
+        let released_at = Some(to_timestamp("2026-11-25T01:30:00Z".parse().unwrap()));
+        let tier = control(
+            "tier/docs/30s",
+            Effective::EffectiveTier(TierControl {
+                state,
+                rate: None,
+                release: Some(redeliver_client::messages::TierRelease {
+                    released_at,
+                    ..Default::default()
+                }),
+            }),
+        );
+        let at = "2026-11-25T01:30:00.000Z";
+        assert!(
+            as_text(&tier).contains(&format!("released at   {at}\n")),
+            "{}",
+            as_text(&tier)
+        );
+        let expected = json!({"state": "paused", "rate": null, "released_at": at});
+        assert_eq!(as_json(&tier)["effective"], expected);
+    }
+
+    #[test]
+    fn rates_are_numbers_or_words() {
+        assert_eq!(rate("0.5"), Ok(Rate(Some(Limit::PerSecond(0.5)))));
+        assert_eq!(rate("unlimited"), Ok(Rate(Some(Limit::Unlimited(true)))));
+        assert_eq!(rate("configured"), Ok(Rate(None)));
         for text in ["", "0", "-1", "NaN", "inf", "fast"] {
             assert!(rate(text).is_err(), "{text}");
         }

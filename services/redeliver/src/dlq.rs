@@ -13,24 +13,24 @@ mod redrives;
 mod show;
 mod watch;
 
+use std::collections::BTreeMap;
 use std::process::ExitCode;
 
 use clap::{Args, Subcommand};
-use redeliver_client::{
-    AuditClient, Completeness, DeadLetter, DeadLetterClient, Endpoint, ListDeadLetters, RedriveClient,
-    RedriveKind, Removal, TopicStats,
+use redeliver_client::convert::{from_duration, time};
+use redeliver_client::messages::{
+    Completeness, DeadLetter, ListDeadLettersRequest, RedriveKind, Removal, TopicStats,
 };
-use redeliver_core::{Clock as _, HumanDuration, SystemClock};
+use redeliver_client::{AuditClient, DeadLetterClient, Endpoint, RedriveClient, Timestamp};
 use redeliver_runtime::cli::{CommonArgs, report};
 use serde_json::json;
 
 use crate::connection::{CliError, ConnectionArgs, Service, conclude, inspector};
-use crate::output::{
-    Format, Json, OutputArgs, print_item, print_items, print_json, print_json_line, shortened,
-};
+use crate::output::{Column, Format, Json, OutputArgs, Text as _, object, print_answer, print_item, rounded};
+use crate::pages::{Pages, read_pages};
 use completeness::CompleteArgs;
-pub(crate) use completeness::{completeness_json, problem};
-use show::{as_json, as_text, redriven_json};
+pub(crate) use completeness::problem;
+use show::{as_json, as_text};
 
 #[derive(Args)]
 pub(crate) struct DlqArgs {
@@ -266,93 +266,66 @@ pub(crate) fn with_inspector(
     })
 }
 
-/// The inspector's limit.
-const PAGE: u32 = 1000;
-
-/// What the pages of a list contain.
-struct Listed<T> {
-    /// Empty for JSON lines, which were printed.
-    found: Vec<T>,
-    completeness: Completeness,
-    /// Whether there is more than was asked for.
-    has_more: bool,
-}
-
-/// Reads pages until there are this many items. `read` gets the size and the token of a page, and returns its items, the token of the
-/// next page and its completeness. JSON lines are printed as they arrive.
-async fn list_pages<T>(
+/// Reads pages as [`read_pages`] does, with the completeness of the answer. `read` also returns that of a page.
+async fn read_answer<T>(
     limit: u32,
     format: Format,
     value: impl Fn(&T) -> Json,
-    read: impl AsyncFn(u16, String) -> Result<(Vec<T>, Option<String>, Completeness), CliError>,
-) -> Result<Listed<T>, CliError> {
-    let mut found: Vec<T> = Vec::new();
+    read: impl AsyncFn(i32, String) -> Result<(Vec<T>, String, Option<Completeness>), CliError>,
+) -> Result<(Pages<T>, Completeness), CliError> {
     let mut completeness: Option<Completeness> = None;
-    let (mut token, mut count) = (String::new(), 0);
-    let has_more = loop {
-        let missing = limit.saturating_sub(count);
-        let size = u16::try_from(missing.min(PAGE)).unwrap_or(u16::MAX);
-        let (items, next, of_page) = read(size, token).await?;
-        count = count.saturating_add(u32::try_from(items.len()).unwrap_or(u32::MAX));
-        let is_closed = format == Format::Jsonl && !items.iter().all(|item| print_json_line(value(item)));
-        if format != Format::Jsonl {
-            found.extend(items);
-        }
+    let pages = read_pages(limit, format, value, async |page_size, page_token| {
+        let (items, next, of_page) = read(page_size, page_token).await?;
         // The list is as complete as its first incomplete page.
-        if completeness.as_ref().is_none_or(|before| before.is_complete) {
-            completeness = Some(of_page);
+        if completeness.as_ref().is_none_or(|before| before.complete) {
+            completeness = Some(of_page.unwrap_or_default());
         }
-        match next {
-            None => break false,
-            // Nobody reads the others.
-            Some(_) if is_closed => break false,
-            Some(_) if count >= limit => break true,
-            Some(next) => token = next,
-        }
-    };
-    Ok(Listed {
-        found,
-        completeness: completeness.unwrap_or_default(),
-        has_more,
-    })
+        Ok((items, next))
+    });
+    let pages = pages.await?;
+    Ok((pages, completeness.unwrap_or_default()))
 }
 
+const COLUMNS: [Column<DeadLetter>; 9] = [
+    ("id", |letter, _| letter.id.text()),
+    ("dead at", |letter, _| letter.timestamp().text()),
+    (AGE, |letter, now| Some(rounded(now.since(letter.timestamp()?)))),
+    ("state", |letter, _| letter.state().name()),
+    ("class", |letter, _| letter.error_class.short(20)),
+    ("code", |letter, _| letter.error_code.short(40)),
+    ("retries", |letter, _| letter.retry_count.text()),
+    ("pipeline", |letter, _| letter.pipeline.short(40)),
+    ("message", |letter, _| letter.error_message.short(60)),
+];
+const AGE: &str = "age";
+
 async fn list(client: &DeadLetterClient, args: &ListArgs) -> Result<ExitCode, CliError> {
-    let request = ListDeadLetters {
-        filter: args.filter.filter.clone(),
-        oldest_first: args.oldest_first,
-        ..ListDeadLetters::default()
+    let order_by = if args.oldest_first {
+        "dead_at"
+    } else {
+        "dead_at desc"
     };
     let format = args.output.format;
-    let listed = list_pages(args.limit, format, as_json, async |page_size, page_token| {
-        let request = ListDeadLetters {
+    let listed = read_answer(args.limit, format, as_json, async |page_size, page_token| {
+        let request = ListDeadLettersRequest {
+            filter: args.filter.filter.clone(),
+            order_by: order_by.to_owned(),
             page_size,
             page_token,
-            ..request.clone()
+            ..ListDeadLettersRequest::default()
         };
-        let page = client.list(&request).await?;
+        let page = client.list(request).await?;
         Ok((page.dead_letters, page.next_page_token, page.completeness))
     });
-    let Listed {
-        found,
-        completeness,
-        has_more,
-    } = listed.await?;
-    let columns = [
-        "id", "dead at", "age", "state", "class", "code", "retries", "pipeline", "message",
-    ];
-    let now = SystemClock.now();
-    let row = |letter: &DeadLetter| {
-        let mut row = row(letter);
-        let age = letter.dead_at.map(|at| rounded(now.since(at)));
-        row.insert(2, age.unwrap_or_default());
-        row
-    };
-    let all = || json!(found.iter().map(as_json).collect::<Vec<_>>());
-    print_with_completeness(format, &completeness, "dead_letters", all, || {
-        print_items(format, &columns, &found, row, as_json);
-    });
-    if has_more {
+    let (pages, completeness) = listed.await?;
+    print_answer(
+        format,
+        &COLUMNS,
+        ("dead_letters", &pages.items),
+        as_json,
+        &completeness,
+    );
+    if pages.has_more {
         eprintln!(
             "more dead letters match; use --limit {} to show more",
             u64::from(args.limit) * 10
@@ -361,61 +334,26 @@ async fn list(client: &DeadLetterClient, args: &ListArgs) -> Result<ExitCode, Cl
     Ok(args.complete.conclude(&completeness))
 }
 
-/// Prints items with the completeness of the answer: in the JSON document, or as the last line of JSON lines.
-fn print_with_completeness(
-    format: Format,
-    completeness: &Completeness,
-    name: &str,
-    all: impl FnOnce() -> Json,
-    print: impl FnOnce(),
-) {
-    match format {
-        Format::Table => print(),
-        Format::Json => print_json(json!({ name: all(), "completeness": completeness_json(completeness) })),
-        Format::Jsonl => {
-            print();
-            print_json(json!({ "completeness": completeness_json(completeness) }));
-        }
-    }
-}
-
-fn row(letter: &DeadLetter) -> Vec<String> {
-    let text = |text: &Option<String>, limit| shortened(text.as_deref().unwrap_or_default(), limit);
-    vec![
-        letter.id.clone(),
-        letter.dead_at.map(|at| at.to_string()).unwrap_or_default(),
-        letter.state.as_str().to_owned(),
-        text(&letter.error_class, 20),
-        text(&letter.error_code, 40),
-        letter.retry_count.to_string(),
-        text(&letter.pipeline, 40),
-        text(&letter.error_message, 60),
-    ]
-}
-
 async fn show(client: &DeadLetterClient, args: &ShowArgs) -> Result<ExitCode, CliError> {
     if let Some(format) = args.payload {
         return payload::write(client, &args.id, format).await;
     }
-    let Some(found) = client.get(&args.id).await? else {
+    let Some(mut letter) = client.get(&args.id).await? else {
         return Err(not_found(&args.id));
     };
-    let (letter, completeness) = (&found.dead_letter, &found.completeness);
+    let completeness = letter.completeness.take().unwrap_or_default();
     let with_completeness = || {
-        let mut value = as_json(letter);
-        if let Some(redriven) = &found.redriven_as {
-            value["redriven_as"] = redriven_json(redriven);
-        }
-        value["completeness"] = completeness_json(completeness);
-        decoded::with_decoded(value, found.decoded.as_ref())
+        let mut value = as_json(&letter);
+        value["completeness"] = object(&completeness).into();
+        decoded::with_decoded(value, letter.decoded.as_ref())
     };
     let as_text = || {
-        let decoded = found.decoded.as_ref();
-        let decoded = decoded.map(|decoded| decoded::as_text(decoded, letter.masked.has("decoded")));
-        as_text(letter, found.redriven_as.as_ref()) + &decoded.unwrap_or_default()
+        let decoded = letter.decoded.as_ref();
+        let decoded = decoded.map(|decoded| decoded::as_text(decoded, letter.is_masked("decoded")));
+        as_text(&letter) + &decoded.unwrap_or_default()
     };
     print_item(args.output.format, as_text, with_completeness);
-    Ok(args.complete.conclude(completeness))
+    Ok(args.complete.conclude(&completeness))
 }
 
 fn not_found(id: &str) -> CliError {
@@ -424,146 +362,90 @@ fn not_found(id: &str) -> CliError {
     ))
 }
 
+const STATS: [Column<TopicStats>; 9] = [
+    ("topic", |stats, _| stats.topic.text()),
+    ("open", |stats, _| Some(open(stats.open))),
+    ("total", |stats, _| stats.total.text()),
+    ("last minute", |stats, _| stats.last_minute.text()),
+    ("last hour", |stats, _| stats.last_hour.text()),
+    ("last day", |stats, _| stats.last_day.text()),
+    ("oldest", |stats, _| stats.oldest.text()),
+    ("removed in", removed_in),
+    ("open by class", |stats, _| {
+        let classes: BTreeMap<_, _> = stats.open_by_class.iter().collect();
+        let classes = classes.iter().map(|(class, count)| format!("{class} {count}"));
+        let masked = stats.classes_masked.then(|| "(masked)".to_owned());
+        Some(classes.chain(masked).collect::<Vec<_>>().join(", "))
+    }),
+];
+
 async fn stats(client: &DeadLetterClient, args: &StatsArgs) -> Result<ExitCode, CliError> {
     let stats = client.stats(&args.filter.filter).await?;
-    let columns = [
-        "topic",
-        "open",
-        "total",
-        "last minute",
-        "last hour",
-        "last day",
-        "oldest",
-        "removed in",
-        "open by class",
-    ];
-    let all = || json!(stats.topics.iter().map(stats_json).collect::<Vec<_>>());
-    print_with_completeness(args.output.format, &stats.completeness, "topics", all, || {
-        print_items(args.output.format, &columns, &stats.topics, stats_row, stats_json);
-    });
-    Ok(args.complete.conclude(&stats.completeness))
+    let completeness = stats.completeness.unwrap_or_default();
+    print_answer(
+        args.output.format,
+        &STATS,
+        ("topics", &stats.topics),
+        stats_json,
+        &completeness,
+    );
+    Ok(args.complete.conclude(&completeness))
 }
 
 /// The number of open dead letters.
-pub(crate) fn open(stats: &TopicStats) -> String {
-    stats
-        .open
-        .map_or_else(|| "unknown".to_owned(), |open| open.to_string())
+pub(crate) fn open(open: Option<u64>) -> String {
+    open.text().unwrap_or_else(|| "unknown".to_owned())
 }
 
-/// When retention removes the oldest open dead letter. Empty if there is none.
-pub(crate) fn removed_in(stats: &TopicStats) -> String {
-    if stats.oldest.is_none() {
-        return String::new();
-    }
-    let left = stats.until_removal.map(rounded).unwrap_or_default();
-    match stats.removal {
-        Removal::Unknown => "unknown".to_owned(),
+/// When retention removes the oldest open dead letter; `None` if there is none.
+pub(crate) fn removed_in(stats: &TopicStats, _now: Timestamp) -> Option<String> {
+    time(stats.oldest)?;
+    let left = stats.until_removal.as_ref().and_then(from_duration);
+    let left = left.map(|left| rounded(left.duration())).unwrap_or_default();
+    Some(match stats.removal() {
+        Removal::Unspecified => "unknown".to_owned(),
         Removal::Never => "never".to_owned(),
         Removal::ByAge => left,
         Removal::BySize => "by size".to_owned(),
         Removal::ByAgeOrSize => format!("≤ {left}"),
-    }
-}
-
-fn stats_row(stats: &TopicStats) -> Vec<String> {
-    let classes = stats
-        .open_by_class
-        .iter()
-        .map(|(class, count)| format!("{class} {count}"))
-        .chain(stats.are_classes_masked.then(|| "(masked)".to_owned()));
-    vec![
-        stats.topic.clone(),
-        open(stats),
-        stats.total.to_string(),
-        stats.last_minute.to_string(),
-        stats.last_hour.to_string(),
-        stats.last_day.to_string(),
-        stats.oldest.map(|at| at.to_string()).unwrap_or_default(),
-        removed_in(stats),
-        classes.collect::<Vec<_>>().join(", "),
-    ]
-}
-
-/// A duration in its largest unit, rounded down.
-pub(crate) fn rounded(duration: std::time::Duration) -> String {
-    let seconds = duration.as_secs();
-    let unit = [86_400, 3_600, 60]
-        .into_iter()
-        .find(|unit| seconds >= 2 * unit)
-        .unwrap_or(1);
-    HumanDuration::from_secs(seconds / unit * unit).to_string()
+    })
 }
 
 pub(crate) fn stats_json(stats: &TopicStats) -> Json {
-    json!({
-        "topic": stats.topic,
-        "open": stats.open,
-        "total": stats.total,
-        "last_minute": stats.last_minute,
-        "last_hour": stats.last_hour,
-        "last_day": stats.last_day,
-        "oldest": stats.oldest.map(|at| at.to_string()),
-        "newest": stats.newest.map(|at| at.to_string()),
-        "removal": stats.removal.as_str(),
-        "until_removal_seconds": stats.until_removal.map(|duration| duration.as_secs()),
-        "open_by_class": stats.open_by_class,
-        "classes_masked": stats.are_classes_masked,
-    })
+    let mut object = object(stats);
+    object.remove("until_removal");
+    let left = stats.until_removal.as_ref().and_then(from_duration);
+    let seconds = left.map(|left| left.duration().as_secs());
+    object.insert("until_removal_seconds".to_owned(), json!(seconds));
+    object.into()
 }
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
+    use redeliver_client::convert::to_duration;
+    use redeliver_core::HumanDuration;
 
     use super::*;
 
     #[test]
     fn unknown_removal_and_no_removal_differ() {
-        let stats = |removal, until_removal: Option<u64>| TopicStats {
-            topic: "a-dlq".to_owned(),
-            open: Some(1),
-            total: 1,
-            last_minute: 0,
-            last_hour: 0,
-            last_day: 0,
-            oldest: Some(redeliver_client::Timestamp::from_millis(0)),
-            newest: None,
-            removal,
-            until_removal: until_removal.map(Duration::from_secs),
-            open_by_class: std::collections::BTreeMap::new(),
-            are_classes_masked: false,
+        let now = Timestamp::from_millis(0);
+        let stats = |removal: Removal, until_removal: Option<u64>| TopicStats {
+            oldest: Some(prost_types::Timestamp::default()),
+            removal: removal.into(),
+            until_removal: until_removal.map(|seconds| to_duration(HumanDuration::from_secs(seconds))),
+            ..TopicStats::default()
         };
         for (removal, until, expected) in [
-            (Removal::Unknown, None, "unknown"),
+            (Removal::Unspecified, None, "unknown"),
             (Removal::Never, None, "never"),
             (Removal::ByAge, Some(7_300), "2h"),
             (Removal::BySize, None, "by size"),
             (Removal::ByAgeOrSize, Some(7_300), "≤ 2h"),
         ] {
-            assert_eq!(removed_in(&stats(removal, until)), expected);
+            assert_eq!(removed_in(&stats(removal, until), now).as_deref(), Some(expected));
         }
-        let none_open = TopicStats {
-            oldest: None,
-            open: None,
-            ..stats(Removal::Unknown, None)
-        };
-        assert_eq!(
-            (removed_in(&none_open).as_str(), open(&none_open)),
-            ("", "unknown".to_owned())
-        );
-    }
-
-    #[test]
-    fn duration_is_rounded_down() {
-        for (seconds, expected) in [
-            (0, "0s"),
-            (119, "119s"),
-            (121, "2m"),
-            (7_300, "2h"),
-            (2_600_000, "30d"),
-        ] {
-            assert_eq!(rounded(Duration::from_secs(seconds)), expected);
-        }
+        assert_eq!(removed_in(&TopicStats::default(), now), None);
+        assert_eq!(open(None), "unknown");
     }
 }

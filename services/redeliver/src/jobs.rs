@@ -8,9 +8,8 @@ mod show;
 use std::process::ExitCode;
 
 use clap::{Args, Subcommand};
-use redeliver_client::{
-    Answer, ClientError, Endpoint, JobClient, JobId, JobOutcome, JobStats, Timestamp, When,
-};
+use redeliver_client::messages::{Outcome, Stats};
+use redeliver_client::{Answer, ClientError, Endpoint, JobClient, JobId, Timestamp, When};
 use redeliver_core::HumanDuration;
 use redeliver_runtime::Config;
 use redeliver_runtime::cli::{CommonArgs, EXIT_FAILURE, report};
@@ -18,7 +17,7 @@ use redeliver_service::host::check_kafka;
 use serde_json::json;
 
 use crate::connection::{CliError, ConnectionArgs, Service, conclude, scheduler};
-use crate::output::{Format, Json, OutputArgs, fields, print_item, table};
+use crate::output::{Format, Json, OutputArgs, Text as _, fields, object, print_item, table};
 use show::{as_json, as_text};
 
 #[derive(Args)]
@@ -267,10 +266,8 @@ async fn cancel(config: &Config, args: &ChangeArgs) -> Result<ExitCode, CliError
     print_answer(&job, args.output.format, &answer);
     // A repeated request succeeds as well: the response to the first one may have been lost.
     Ok(match answer.outcome {
-        JobOutcome::Cancelled | JobOutcome::AlreadyCancelled | JobOutcome::Expired => ExitCode::SUCCESS,
-        JobOutcome::Rescheduled | JobOutcome::AlreadyDispatched | JobOutcome::Ended | JobOutcome::Unknown => {
-            ExitCode::from(EXIT_FAILURE)
-        }
+        Outcome::Cancelled | Outcome::AlreadyCancelled | Outcome::Expired => ExitCode::SUCCESS,
+        _ => ExitCode::from(EXIT_FAILURE),
     })
 }
 
@@ -282,13 +279,8 @@ async fn reschedule(config: &Config, args: &RescheduleArgs) -> Result<ExitCode, 
     let answer = job.reschedule(&client, when).await?;
     print_answer(&job, args.output.format, &answer);
     Ok(match answer.outcome {
-        JobOutcome::Rescheduled => ExitCode::SUCCESS,
-        JobOutcome::Cancelled
-        | JobOutcome::AlreadyDispatched
-        | JobOutcome::AlreadyCancelled
-        | JobOutcome::Expired
-        | JobOutcome::Ended
-        | JobOutcome::Unknown => ExitCode::from(EXIT_FAILURE),
+        Outcome::Rescheduled => ExitCode::SUCCESS,
+        _ => ExitCode::from(EXIT_FAILURE),
     })
 }
 
@@ -304,30 +296,32 @@ fn print_answer(named: &ChangedJob<'_>, format: Format, answer: &Answer) {
             let Some(id) = id else {
                 return named.unknown();
             };
-            let at = |time: Option<Timestamp>| time.map_or_else(String::new, |time| format!(" at {time}"));
+            let with = |word: &str, text: Option<String>| {
+                text.map_or_else(String::new, |text| format!(" {word} {text}"))
+            };
             let job = answer.job.as_ref();
-            let ended = job.and_then(|job| job.ended_at);
+            let ended = with("at", job.and_then(|job| job.ended_at.text()));
             match answer.outcome {
-                JobOutcome::Cancelled => format!("job {id} cancelled"),
-                JobOutcome::Rescheduled => {
-                    let due = job.map_or_else(String::new, |job| format!(" to {}", job.scheduled_time));
+                Outcome::Cancelled => format!("job {id} cancelled"),
+                Outcome::Rescheduled => {
+                    let due = with("to", job.and_then(|job| job.scheduled_time.text()));
                     format!("job {id} rescheduled{due}")
                 }
-                JobOutcome::AlreadyDispatched => {
-                    let topic = job.and_then(|job| job.topic.as_deref());
-                    let topic = topic.map_or_else(String::new, |topic| format!(" to {topic}"));
-                    format!("job {id} was already dispatched{topic}{}", at(ended))
+                Outcome::AlreadyDispatched => {
+                    let topic = with("to", job.and_then(|job| job.topic.text()));
+                    format!("job {id} was already dispatched{topic}{ended}")
                 }
-                JobOutcome::AlreadyCancelled => format!("job {id} was already cancelled{}", at(ended)),
-                JobOutcome::Expired => format!("job {id} expired{}", at(ended)),
-                JobOutcome::Ended => format!("job {id} has ended and is no longer kept"),
-                JobOutcome::Unknown => named.unknown(),
+                Outcome::AlreadyCancelled => format!("job {id} was already cancelled{ended}"),
+                Outcome::Expired => format!("job {id} expired{ended}"),
+                Outcome::Ended => format!("job {id} has ended and is no longer kept"),
+                Outcome::Unknown => named.unknown(),
+                _ => format!("the scheduler has answered about job {id} what this version does not know"),
             }
         },
         || {
             json!({
                 "id": id.map(|id| id.to_string()),
-                "outcome": answer.outcome.as_str(),
+                "outcome": answer.outcome.name(),
                 "job": answer.job.as_ref().map(as_json),
             })
         },
@@ -337,18 +331,22 @@ fn print_answer(named: &ChangedJob<'_>, format: Format, answer: &Answer) {
 async fn stats(config: &Config, args: &StatsArgs) -> Result<ExitCode, CliError> {
     let client = args.scheduler.connect(config).await?;
     let stats = client.stats(args.app.as_deref(), args.minutes).await?;
-    print_item(args.output.format, || stats_text(&stats), || stats_json(&stats));
+    print_item(
+        args.output.format,
+        || stats_text(&stats),
+        || Json::from(object(&stats)),
+    );
     Ok(ExitCode::SUCCESS)
 }
 
 /// Length of the longest bar, in characters.
 const BAR: u64 = 40;
 
-fn stats_text(stats: &JobStats) -> String {
+fn stats_text(stats: &Stats) -> String {
     let mut text = fields(&[
-        ("scheduled", Some(stats.scheduled.to_string())),
-        ("due now", Some(stats.due.to_string())),
-        ("next due", stats.next_due.map(|time| time.to_string())),
+        ("scheduled", &stats.scheduled),
+        ("due now", &stats.due),
+        ("next due", &stats.next_due),
     ]);
     let most = stats.per_minute.iter().copied().max().unwrap_or(0).max(1);
     let bar = |count: u64| {
@@ -373,26 +371,16 @@ fn stats_text(stats: &JobStats) -> String {
     text
 }
 
-fn stats_json(stats: &JobStats) -> Json {
-    json!({
-        "scheduled": stats.scheduled,
-        "due": stats.due,
-        "next_due": stats.next_due.map(|time| time.to_string()),
-        "per_minute": stats.per_minute,
-        "later": stats.later,
-    })
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
-    fn statistics_show_due_minutes() {
-        let stats = JobStats {
+    fn statistics_show_minutes_with_jobs() {
+        let stats = Stats {
             scheduled: 14,
             due: 1,
-            next_due: Some(Timestamp::from_millis(0)),
+            next_due: Some(prost_types::Timestamp::default()),
             per_minute: vec![2, 0, 4],
             later: 7,
         };
@@ -403,7 +391,7 @@ mod tests {
             "█".repeat(40)
         );
         assert_eq!(stats_text(&stats), expected);
-        let none = JobStats {
+        let none = Stats {
             scheduled: 0,
             due: 0,
             next_due: None,

@@ -8,6 +8,7 @@ mod dev;
 mod dlq;
 mod jobs;
 mod output;
+mod pages;
 mod progress;
 mod record;
 mod render;

@@ -2,15 +2,26 @@
 //!
 //! Records may contain any bytes. Characters that a terminal obeys are escaped, also in JSON.
 
+#[cfg(test)]
+mod extremes;
+mod messages;
+
 use std::fmt::{self, Write as _};
 use std::io::{self, Write as _};
+use std::time::Duration;
 
+use bytes::Bytes;
 use clap::ValueEnum;
 use comfy_table::{Table, presets};
-use redeliver_core::Headers;
+use prost_types::{Duration as ProtoDuration, Timestamp as ProtoTimestamp};
+use redeliver_client::convert::{from_duration, from_headers, from_timestamp};
+use redeliver_client::messages::{Completeness, Header, Position};
 pub(crate) use redeliver_core::terminal::{in_one_line, json_line, multiline};
+use redeliver_core::{Clock as _, HumanDuration, SystemClock, Timestamp};
 use redeliver_dlq_inspector::dialect::readable_number;
-use serde_json::{Map, json};
+use serde_json::json;
+
+pub(crate) use messages::object;
 
 /// What a command prints as JSON. It is only written: nothing that others have written is read as one.
 #[expect(clippy::disallowed_types, reason = "what commands print themselves")]
@@ -39,21 +50,94 @@ pub(crate) struct OutputArgs {
     pub(crate) format: Format,
 }
 
+/// What a cell of a table or a field shows; `None`: nothing.
+pub(crate) trait Text {
+    fn text(&self) -> Option<String>;
+
+    /// At most `limit` characters.
+    fn short(&self, limit: usize) -> Option<String> {
+        self.text().map(|text| shortened(&text, limit))
+    }
+}
+
+impl Text for str {
+    fn text(&self) -> Option<String> {
+        (!self.is_empty()).then(|| self.to_owned())
+    }
+}
+
+impl Text for String {
+    fn text(&self) -> Option<String> {
+        self.as_str().text()
+    }
+}
+
+impl Text for ProtoTimestamp {
+    fn text(&self) -> Option<String> {
+        from_timestamp(self)?.text()
+    }
+}
+
+impl Text for ProtoDuration {
+    fn text(&self) -> Option<String> {
+        Some(from_duration(self)?.to_string())
+    }
+}
+
+/// A key of a record. An empty one is not the same as none.
+impl Text for Bytes {
+    fn text(&self) -> Option<String> {
+        Some(line(self, 1024))
+    }
+}
+
+impl<T: Text> Text for Option<T> {
+    fn text(&self) -> Option<String> {
+        self.as_ref()?.text()
+    }
+}
+
+macro_rules! text {
+    ($($shown:ty),*) => {
+        $(impl Text for $shown {
+            fn text(&self) -> Option<String> {
+                Some(self.to_string())
+            }
+        })*
+    };
+}
+
+text!(u32, u64, Position, Timestamp, fmt::Arguments<'_>);
+
+/// A column of a table: its name, and what it shows of an item at a time.
+pub(crate) type Column<T> = (&'static str, fn(&T, Timestamp) -> Option<String>);
+
 /// Prints items as a table with these columns, as one JSON array, or as one JSON document per line.
-pub(crate) fn print_items<T>(
+pub(crate) fn print_items<T>(format: Format, columns: &[Column<T>], items: &[T], value: impl Fn(&T) -> Json) {
+    match format {
+        Format::Table => print(table_of(columns, items)),
+        Format::Json => print_json(json!(items.iter().map(value).collect::<Vec<_>>())),
+        Format::Jsonl => items.iter().for_each(|item| print_json(value(item))),
+    }
+}
+
+/// As [`print_items`], with the completeness of the answer: in the JSON document, where the items have this name, or as the last line of JSON lines.
+pub(crate) fn print_answer<T>(
     format: Format,
-    columns: &[&str],
-    items: &[T],
-    row: impl Fn(&T) -> Vec<String>,
+    columns: &[Column<T>],
+    (name, items): (&str, &[T]),
     value: impl Fn(&T) -> Json,
+    completeness: &Completeness,
 ) {
     match format {
-        Format::Table => print(table(columns, items.iter().map(row))),
-        Format::Json => print_json(json!(items.iter().map(value).collect::<Vec<_>>())),
+        Format::Table => print_items(format, columns, items, value),
+        Format::Json => {
+            let items: Vec<Json> = items.iter().map(value).collect();
+            print_json(json!({ name: items, "completeness": object(completeness) }));
+        }
         Format::Jsonl => {
-            for item in items {
-                print_json(value(item));
-            }
+            print_items(format, columns, items, value);
+            print_json(json!({ "completeness": object(completeness) }));
         }
     }
 }
@@ -89,19 +173,25 @@ pub(crate) fn print_line(line: impl fmt::Display) -> bool {
     writeln!(stdout, "{line}").and_then(|()| stdout.flush()).is_ok()
 }
 
+/// The items as a table.
+pub(crate) fn table_of<T>(columns: &[Column<T>], items: &[T]) -> String {
+    let (now, names) = (SystemClock.now(), columns.iter().map(|(name, _)| *name));
+    let row = |item| {
+        columns
+            .iter()
+            .map(|(_, cell)| cell(item, now).unwrap_or_default())
+            .collect()
+    };
+    table(&names.collect::<Vec<_>>(), items.iter().map(row))
+}
+
 /// A table without borders, so that tools such as `awk` can read it too.
 pub(crate) fn table(columns: &[&str], rows: impl IntoIterator<Item = Vec<String>>) -> String {
     let mut table = Table::new();
     table.load_style(presets::NOTHING);
     table.set_header(columns.iter().map(|name| name.to_uppercase()));
     for row in rows {
-        table.add_row(row.iter().map(|cell| {
-            if cell.is_empty() {
-                "-".to_owned()
-            } else {
-                in_one_line(cell)
-            }
-        }));
+        table.add_row(row.iter().map(|cell| shown(cell)));
     }
     for column in table.column_iter_mut() {
         column.set_padding((0, 2));
@@ -109,21 +199,49 @@ pub(crate) fn table(columns: &[&str], rows: impl IntoIterator<Item = Vec<String>
     without_trailing_spaces(&table.to_string())
 }
 
+/// A cell of a table.
+pub(crate) fn shown(cell: &str) -> String {
+    if cell.is_empty() {
+        "-".to_owned()
+    } else {
+        in_one_line(cell)
+    }
+}
+
 /// Names with their values, one per line; those without a value are omitted.
-pub(crate) fn fields(fields: &[(&str, Option<String>)]) -> String {
+pub(crate) fn fields(fields: &[(&str, &dyn Text)]) -> String {
     let present = fields
         .iter()
-        .filter_map(|(name, value)| Some((name, value.as_ref()?)));
-    let width = present.clone().map(|(name, _)| name.len()).max().unwrap_or(0);
+        .filter_map(|(name, value)| Some((name, value.text()?)));
+    let present: Vec<_> = present.collect();
+    let width = present.iter().map(|(name, _)| name.len()).max().unwrap_or(0);
     let mut text = String::new();
     for (name, value) in present {
-        let _ = writeln!(text, "{name:<width$}  {}", in_one_line(value));
+        let _ = writeln!(text, "{name:<width$}  {}", in_one_line(&value));
     }
     text
 }
 
 fn without_trailing_spaces(text: &str) -> String {
     text.lines().map(str::trim_end).collect::<Vec<_>>().join("\n")
+}
+
+/// A duration in its largest unit, rounded down.
+pub(crate) fn rounded(duration: Duration) -> String {
+    let seconds = duration.as_secs();
+    let unit = [86_400, 3_600, 60]
+        .into_iter()
+        .find(|unit| seconds >= 2 * unit)
+        .unwrap_or(1);
+    HumanDuration::from_secs(seconds / unit * unit).to_string()
+}
+
+/// When something is due, from now.
+pub(crate) fn due(due: Option<Timestamp>, now: Timestamp) -> Option<String> {
+    Some(match due? {
+        due if due > now => format!("in {}", rounded(due.since(now))),
+        due => format!("{} late", rounded(now.since(due))),
+    })
 }
 
 /// At most `limit` characters of a text.
@@ -182,9 +300,9 @@ fn hexadecimal(bytes: &[u8]) -> String {
 }
 
 /// Headers, one per line. Binary numbers of known frameworks are decoded.
-pub(crate) fn header_lines(headers: &Headers) -> String {
+pub(crate) fn header_lines(headers: &[Header]) -> String {
     let mut text = String::new();
-    for (name, value) in headers.iter() {
+    for (name, value) in from_headers(headers).iter() {
         let value = value.map_or_else(
             || "(null)".to_owned(),
             |value| readable_number(name, value).unwrap_or_else(|| line(value, 1024)),
@@ -192,34 +310,6 @@ pub(crate) fn header_lines(headers: &Headers) -> String {
         let _ = writeln!(text, "  {}: {value}", in_one_line(name));
     }
     text
-}
-
-/// Inserts bytes into a JSON object: as text under `name` if they are UTF-8, else under `name_base64`.
-pub(crate) fn insert_bytes(object: &mut Map<String, Json>, name: &str, bytes: Option<&[u8]>) {
-    match bytes.map(|bytes| (bytes, std::str::from_utf8(bytes))) {
-        None => object.insert(name.to_owned(), Json::Null),
-        Some((_, Ok(text))) => object.insert(name.to_owned(), text.into()),
-        Some((bytes, Err(_))) => object.insert(format!("{name}_base64"), base64(bytes).into()),
-    };
-}
-
-/// Headers as a JSON array, because names may repeat. Decoded numbers of known frameworks are added to the exact values.
-pub(crate) fn headers_json(headers: &Headers) -> Json {
-    let list = headers.iter().map(|(name, value)| {
-        let mut object = Map::new();
-        object.insert("name".to_owned(), name.into());
-        insert_bytes(&mut object, "value", value);
-        if let Some(decoded) = value.and_then(|value| readable_number(name, value)) {
-            object.insert("decoded".to_owned(), decoded.into());
-        }
-        Json::Object(object)
-    });
-    Json::Array(list.collect())
-}
-
-fn base64(bytes: &[u8]) -> String {
-    use base64::Engine as _;
-    base64::engine::general_purpose::STANDARD.encode(bytes)
 }
 
 #[cfg(test)]
@@ -238,9 +328,9 @@ mod tests {
     #[test]
     fn fields_without_a_value_are_omitted() {
         let text = fields(&[
-            ("a", Some("1".into())),
-            ("b", None),
-            ("long", Some("2\u{1b}".into())),
+            ("a", &1_u32),
+            ("b", &String::new()),
+            ("long", &Some("2\u{1b}".to_owned())),
         ]);
         assert_eq!(text, "a     1\nlong  2\\u{1b}\n");
     }
@@ -276,15 +366,15 @@ mod tests {
     }
 
     #[test]
-    fn json_distinguishes_null_empty_and_binary() {
-        let headers: Headers = [("a", None), ("a", Some(&b""[..])), ("a", Some(&b"\xff"[..]))]
-            .into_iter()
-            .collect();
-        let expected = json!([
-            { "name": "a", "value": null },
-            { "name": "a", "value": "" },
-            { "name": "a", "value_base64": "/w==" },
-        ]);
-        assert_eq!(headers_json(&headers), expected);
+    fn durations_are_rounded_down() {
+        for (seconds, expected) in [
+            (0, "0s"),
+            (119, "119s"),
+            (121, "2m"),
+            (7_300, "2h"),
+            (2_600_000, "30d"),
+        ] {
+            assert_eq!(rounded(Duration::from_secs(seconds)), expected);
+        }
     }
 }

@@ -7,21 +7,21 @@ mod show;
 use std::process::ExitCode;
 
 use clap::{Args, Subcommand};
-use redeliver_client::messages::{Schedule, ScheduleState};
-use redeliver_client::{ClientError, Code, ListSchedules, ScheduleClient};
-use redeliver_core::{Clock as _, SystemClock};
+use redeliver_client::messages::{
+    CreateScheduleRequest, ListSchedulesRequest, PauseScheduleRequest, ResumeScheduleRequest, Schedule,
+    ScheduleSpec, ScheduleState, UpdateScheduleRequest,
+};
+use redeliver_client::{ClientError, Code, ScheduleClient};
 use redeliver_runtime::Config;
 use redeliver_runtime::cli::report;
 use serde_json::json;
 
 use self::definition::{ChangesArgs, DefinitionArgs, read_definition};
-use self::show::{COLUMNS, as_json, as_text, definition_json, row};
+use self::show::{COLUMNS, as_json, as_text, definition_json};
 use crate::connection::{CliError, conclude, scheduler};
 use crate::jobs::{SchedulerArgs, WhyArgs};
 use crate::output::{Format, OutputArgs, print_item, print_items};
-
-/// The maximum number of schedules of a page.
-const PAGE: u32 = 1_000;
+use crate::pages::read_pages;
 
 #[derive(Args)]
 pub(crate) struct SchedulesArgs {
@@ -236,7 +236,11 @@ async fn create(config: &Config, args: &CreateArgs) -> Result<ExitCode, CliError
         .scheduler
         .connect_to_change_schedules(config, &args.why)
         .await?;
-    let schedule = client.create(id, definition.spec).await?;
+    let request = CreateScheduleRequest {
+        id: id.to_owned(),
+        spec: Some(definition.spec),
+    };
+    let schedule = client.create(request).await?;
     print_schedule(args.output.format, &schedule);
     Ok(ExitCode::SUCCESS)
 }
@@ -253,10 +257,24 @@ async fn set(config: &Config, args: &SetArgs) -> Result<ExitCode, CliError> {
     args.changes
         .apply(&mut spec, &definition::default_zone(config)?)?;
     // What somebody else has changed since it was read would be lost otherwise.
-    let changed = client.update(id, spec, Some(known.revision)).await;
-    let schedule = changed.map_err(|error| failure(id, error))?;
+    let schedule = change(&client, id, spec, Some(known.revision)).await?;
     print_schedule(output.format, &schedule);
     Ok(ExitCode::SUCCESS)
+}
+
+async fn change(
+    client: &ScheduleClient,
+    id: &str,
+    spec: ScheduleSpec,
+    expected_revision: Option<u32>,
+) -> Result<Schedule, CliError> {
+    let request = UpdateScheduleRequest {
+        id: id.to_owned(),
+        spec: Some(spec),
+        expected_revision,
+    };
+    let changed = client.update(request).await;
+    changed.map_err(|error| failure(id, error))
 }
 
 async fn update(config: &Config, args: &UpdateArgs) -> Result<ExitCode, CliError> {
@@ -274,42 +292,26 @@ async fn update(config: &Config, args: &UpdateArgs) -> Result<ExitCode, CliError
         // A pause or a resumption meanwhile would increase it.
         expected = expected.or(Some(known.revision));
     }
-    let updated = client.update(id, definition.spec, expected).await;
-    let schedule = updated.map_err(|error| failure(id, error))?;
+    let schedule = change(&client, id, definition.spec, expected).await?;
     print_schedule(args.output.format, &schedule);
     Ok(ExitCode::SUCCESS)
 }
 
 async fn list(config: &Config, args: &ListArgs) -> Result<ExitCode, CliError> {
     let client = args.scheduler.connect_to_schedules(config).await?;
-    let mut request = ListSchedules {
-        app: args.app.clone(),
-        ..ListSchedules::default()
-    };
-    let limit = usize::try_from(args.limit).unwrap_or(usize::MAX);
-    let (mut schedules, mut unreadable) = (Vec::new(), Vec::new());
-    let has_more = loop {
-        let missing = args
-            .limit
-            .saturating_sub(u32::try_from(schedules.len()).unwrap_or(u32::MAX));
-        request.page_size = missing.min(PAGE);
-        let page = client.list(&request).await?;
-        schedules.extend(page.schedules);
+    let (format, mut unreadable) = (args.output.format, Vec::new());
+    let pages = read_pages(args.limit, format, as_json, async |page_size, page_token| {
+        let request = ListSchedulesRequest {
+            app: args.app.clone().unwrap_or_default(),
+            page_size: page_size.unsigned_abs(),
+            page_token,
+        };
+        let page = client.list(request).await?;
         unreadable.extend(page.unreadable);
-        match page.next_page_token {
-            None => break false,
-            Some(_) if schedules.len() >= limit => break true,
-            Some(token) => request.page_token = token,
-        }
-    };
-    let now = SystemClock.now();
-    print_items(
-        args.output.format,
-        &COLUMNS,
-        &schedules,
-        |schedule| row(schedule, now),
-        as_json,
-    );
+        Ok((page.schedules, page.next_page_token))
+    });
+    let pages = pages.await?;
+    print_items(format, &COLUMNS, &pages.items, as_json);
     for schedule in unreadable {
         let id = match &*schedule.id {
             "" => "with an unknown id",
@@ -320,10 +322,10 @@ async fn list(config: &Config, args: &ListArgs) -> Result<ExitCode, CliError> {
             schedule.shard, schedule.problem
         );
     }
-    if has_more {
+    if pages.has_more {
         eprintln!(
             "showing the first {} schedules; use --limit to show more",
-            schedules.len()
+            pages.count
         );
     }
     Ok(ExitCode::SUCCESS)
@@ -342,7 +344,10 @@ async fn get(config: &Config, args: &IdArgs) -> Result<ExitCode, CliError> {
 
 async fn pause(config: &Config, args: &ChangeArgs) -> Result<ExitCode, CliError> {
     let client = args.connect(config).await?;
-    let paused = client.pause(&args.schedule.id).await;
+    let request = PauseScheduleRequest {
+        id: args.schedule.id.clone(),
+    };
+    let paused = client.pause(request).await;
     let schedule = paused.map_err(|error| failure(&args.schedule.id, error))?;
     print_schedule(args.schedule.output.format, &schedule);
     Ok(ExitCode::SUCCESS)
@@ -351,12 +356,17 @@ async fn pause(config: &Config, args: &ChangeArgs) -> Result<ExitCode, CliError>
 async fn resume(config: &Config, args: &ResumeArgs) -> Result<ExitCode, CliError> {
     let IdArgs { id, output, .. } = &args.change.schedule;
     let client = args.change.connect(config).await?;
-    let resumed = client.resume(id, args.catch_up).await;
+    let request = ResumeScheduleRequest {
+        id: id.clone(),
+        catch_up: args.catch_up,
+    };
+    let resumed = client.resume(request).await;
     let resumed = resumed.map_err(|error| failure(id, error))?;
+    let schedule = resumed.schedule.unwrap_or_default();
     print_item(
         output.format,
-        || format!("{}\n{}", as_text(&resumed.schedule), skipped(resumed.skipped)),
-        || json!({ "schedule": as_json(&resumed.schedule), "skipped": resumed.skipped }),
+        || format!("{}\n{}", as_text(&schedule), skipped(resumed.skipped)),
+        || json!({ "schedule": as_json(&schedule), "skipped": resumed.skipped }),
     );
     Ok(ExitCode::SUCCESS)
 }

@@ -8,7 +8,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use clap::Args;
-use redeliver_client::{ClientError, DeadLetterClient, DeadLetterStats, JobClient, JobStats, Timestamp};
+use redeliver_client::convert::time;
+use redeliver_client::messages::{Completeness, DeadLetterStats, Stats, TopicStats};
+use redeliver_client::{ClientError, DeadLetterClient, JobClient, Timestamp};
 use redeliver_core::backoff::MAX_WAIT;
 use redeliver_core::error_chain::error_chain;
 use redeliver_core::headers::ReservedHeaders;
@@ -28,8 +30,11 @@ use redeliver_service::topics;
 use serde_json::json;
 
 use crate::connection::{CliError, ConnectionArgs, conclude, inspector, scheduler};
-use crate::dlq::{completeness_json, open, problem, removed_in, rounded};
-use crate::output::{Json, OutputArgs, fields, in_one_line, print_item, table};
+use crate::dlq::{open, problem, removed_in, stats_json};
+use crate::output::{
+    Column, Json, OutputArgs, Text as _, due, fields, in_one_line, object, print_item, rounded, table,
+    table_of,
+};
 
 #[derive(Args)]
 pub(crate) struct StatusArgs {
@@ -78,7 +83,7 @@ struct Status {
     queues: Result<Vec<Queue>, CliError>,
     dead: Result<DeadLetterStats, CliError>,
     /// `None` if the configuration needs no scheduler.
-    jobs: Option<Result<JobStats, CliError>>,
+    jobs: Option<Result<Stats, CliError>>,
 }
 
 /// A topic that a service reads.
@@ -115,20 +120,15 @@ impl Queue {
             false if self.unreachable.is_empty() => "≤ ",
             false => "≈ ",
         };
-        let due = self.due_at(now).map(|due| {
+        let overdue = self.due_at(now).map(|due| {
             // Only the first records were read.
             let bound = if self.backlog.is_exact { "" } else { "≥ " };
             format!("{bound}{due}")
         });
-        let next = self.earliest().map(|earliest| {
-            if earliest > now && !self.unreachable.is_empty() {
-                "unknown".to_owned()
-            } else if earliest > now {
-                format!("in {}", rounded(earliest.since(now)))
-            } else {
-                format!("{} late", rounded(now.since(earliest)))
-            }
-        });
+        let next = match self.earliest() {
+            Some(earliest) if earliest > now && !self.unreachable.is_empty() => "unknown".text(),
+            earliest => due(earliest, now),
+        };
         vec![
             match &self.pipeline {
                 Some(pipeline) if !self.is_configured => format!("{pipeline} (not configured)"),
@@ -137,7 +137,7 @@ impl Queue {
             },
             self.topic.to_string(),
             format!("{bound}{}", self.backlog.records),
-            due.unwrap_or_default(),
+            overdue.unwrap_or_default(),
             next.unwrap_or_default(),
             match self.members {
                 None => "unknown".to_owned(),
@@ -185,19 +185,8 @@ impl Status {
         text += "\n\n";
         match &self.dead {
             Ok(stats) => {
-                let columns = ["dead letters", "open", "last hour", "oldest", "removed in"];
-                let rows = stats.topics.iter().map(|topic| {
-                    let oldest = topic.oldest.map(|oldest| rounded(now.since(oldest)));
-                    vec![
-                        topic.topic.clone(),
-                        open(topic),
-                        topic.last_hour.to_string(),
-                        oldest.unwrap_or_default(),
-                        removed_in(topic),
-                    ]
-                });
-                text += &table(&columns, rows);
-                if let Some(problem) = problem(&stats.completeness) {
+                text += &table_of(&DEAD, &stats.topics);
+                if let Some(problem) = problem(&completeness(stats)) {
                     let _ = write!(text, "\ndead letters: {problem}");
                 }
             }
@@ -208,12 +197,11 @@ impl Status {
         match &self.jobs {
             None => {}
             Some(Ok(jobs)) => {
-                let next = jobs.next_due.map(|next| next.to_string());
                 text += "\n\n";
                 text += &fields(&[
-                    ("jobs scheduled", Some(jobs.scheduled.to_string())),
-                    ("due", Some(jobs.due.to_string())),
-                    ("next due", next),
+                    ("jobs scheduled", &jobs.scheduled),
+                    ("due", &jobs.due),
+                    ("next due", &jobs.next_due),
                 ]);
             }
             Some(Err(error)) => {
@@ -225,16 +213,16 @@ impl Status {
 
     fn json(&self, now: Timestamp) -> Json {
         let dead = match &self.dead {
-            Ok(stats) => stats.topics.iter().map(crate::dlq::stats_json).collect(),
+            Ok(stats) => stats.topics.iter().map(stats_json).collect(),
             Err(error) => json!({ "error": error_chain(error) }),
         };
-        let completeness = self.dead.as_ref().ok();
-        let completeness = completeness.map(|stats| completeness_json(&stats.completeness));
+        let stats = self.dead.as_ref().ok();
+        let completeness = stats.map(|stats| object(&completeness(stats)));
         let jobs = self.jobs.as_ref().map(|jobs| match jobs {
             Ok(jobs) => json!({
                 "scheduled": jobs.scheduled,
                 "due": jobs.due,
-                "next_due": jobs.next_due.map(|next| next.to_string()),
+                "next_due": jobs.next_due.text(),
             }),
             Err(error) => json!({ "error": error_chain(error) }),
         });
@@ -250,6 +238,20 @@ impl Status {
             "jobs": jobs,
         })
     }
+}
+
+const DEAD: [Column<TopicStats>; 5] = [
+    ("dead letters", |topic, _| topic.topic.text()),
+    ("open", |topic, _| Some(open(topic.open))),
+    ("last hour", |topic, _| topic.last_hour.text()),
+    ("oldest", |topic, now| {
+        Some(rounded(now.since(time(topic.oldest)?)))
+    }),
+    ("removed in", removed_in),
+];
+
+fn completeness(stats: &DeadLetterStats) -> Completeness {
+    stats.completeness.clone().unwrap_or_default()
 }
 
 /// What the services read, from Kafka.
@@ -355,7 +357,7 @@ async fn dead_letters(config: &Config, args: &StatusArgs) -> Result<DeadLetterSt
     stats.await.map_err(|error: ClientError| service.failure(error))
 }
 
-async fn jobs(config: &Config, args: &StatusArgs) -> Option<Result<JobStats, CliError>> {
+async fn jobs(config: &Config, args: &StatusArgs) -> Option<Result<Stats, CliError>> {
     if !needs_scheduler(config) {
         return None;
     }

@@ -5,16 +5,19 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use clap::Args;
-use redeliver_client::{
-    Position, RecordTrace, Timestamp, TraceEvent, TraceOutcome, TraceRecord, TraceStep, WaitingClient,
+use redeliver_client::WaitingClient;
+use redeliver_client::convert::from_duration;
+use redeliver_client::messages::{
+    PipelineTrace, Position, TraceEvent, TraceOutcome, TraceRecordRequest, TraceStep,
 };
 use redeliver_core::HumanDuration;
 use redeliver_dlq_inspector::id::LetterId;
-use serde_json::json;
 
 use crate::connection::CliError;
-use crate::dlq::{InspectorArgs, rounded, with_inspector};
-use crate::output::{Format, Json, OutputArgs, fields, print_items, table};
+use crate::dlq::{InspectorArgs, with_inspector};
+use crate::output::{
+    Column, Format, OutputArgs, Text, fields, in_one_line, object, print_items, rounded, table_of,
+};
 use crate::waiting::with_progress;
 
 #[derive(Args)]
@@ -43,31 +46,30 @@ pub(crate) fn main(args: &TraceArgs) -> ExitCode {
 }
 
 async fn run(client: &WaitingClient, args: &TraceArgs) -> Result<ExitCode, CliError> {
-    let request = TraceRecord {
-        position: Position {
+    let request = TraceRecordRequest {
+        position: Some(Position {
             topic: args.position.topic.as_str().into(),
             partition: args.position.partition,
             offset: args.position.offset,
-        },
+        }),
         pipeline: args.pipeline.clone(),
         from_beginning: args.from_beginning,
     };
-    let traces = with_progress(async |progress| client.trace(&request, progress).await).await?;
+    let traces = with_progress(async |progress| client.trace(request, progress).await).await?;
     match args.output.format {
         Format::Table => {
             let texts: Vec<String> = traces.iter().map(as_text).collect();
             crate::say(texts.join("\n\n"));
         }
-        format => print_items(format, &[], &traces, |_| Vec::new(), as_json),
+        format => print_items(format, &[], &traces, |trace| object(trace).into()),
     }
     Ok(ExitCode::SUCCESS)
 }
 
-fn as_text(trace: &RecordTrace) -> String {
-    let time = |time: Option<Timestamp>| time.map(|time| time.to_string());
-    let now = match trace.outcome {
+fn as_text(trace: &PipelineTrace) -> String {
+    let now = match trace.outcome() {
         TraceOutcome::New => "not processed yet".to_owned(),
-        TraceOutcome::Waits => match trace.next_due {
+        TraceOutcome::Waits => match trace.next_due.text() {
             Some(due) => format!("waits until {due}"),
             None => "waits".to_owned(),
         },
@@ -76,24 +78,23 @@ fn as_text(trace: &RecordTrace) -> String {
         TraceOutcome::Dead => "dead".to_owned(),
         TraceOutcome::Discarded => "discarded".to_owned(),
         TraceOutcome::Redriven => "redriven to another topic".to_owned(),
-        TraceOutcome::Unknown => "unknown".to_owned(),
+        TraceOutcome::Unknown | TraceOutcome::Unspecified => "unknown".to_owned(),
     };
     let mut text = fields(&[
-        ("pipeline", Some(trace.pipeline.clone())),
-        ("origin", Some(trace.origin.to_string())),
-        ("timestamp", time(trace.origin_timestamp)),
-        ("now", Some(now)),
+        ("pipeline", &trace.pipeline),
+        ("origin", &trace.origin),
+        ("timestamp", &trace.origin_timestamp),
+        ("now", &now),
     ]);
     text.push('\n');
-    let columns = ["time", "event", "place", "attempts", "reason", "wait", "position"];
-    text += &table(&columns, trace.steps.iter().map(row));
+    text += &table_of(&COLUMNS, &trace.steps);
     for gap in &trace.gaps {
-        let _ = write!(text, "\nunknown: {}", crate::output::in_one_line(gap));
+        let _ = write!(text, "\nunknown: {}", in_one_line(gap));
     }
-    if trace.is_truncated {
+    if trace.truncated {
         text += "\nthere are more steps, which are older";
     }
-    if let Some(since) = trace.searched_since {
+    if let Some(since) = trace.searched_since.text() {
         let _ = write!(
             text,
             "\nsearched since {since}; use --from-beginning to search everything"
@@ -102,87 +103,49 @@ fn as_text(trace: &RecordTrace) -> String {
     text
 }
 
-fn row(step: &TraceStep) -> Vec<String> {
-    let event = match (step.event, step.redrives) {
-        (TraceEvent::Redriven, redrives) if redrives > 1 => format!("redriven ({redrives})"),
-        (event, _) => event.as_str().to_owned(),
-    };
-    vec![
-        step.time.map(|time| time.to_string()).unwrap_or_default(),
-        event,
-        step.place.clone(),
-        step.attempts.to_string(),
-        crate::output::shortened(&reason(step), 100),
-        step.wait.map(shown_wait).unwrap_or_default(),
-        step.position.to_string(),
-    ]
-}
+const COLUMNS: [Column<TraceStep>; 7] = [
+    ("time", |step, _| step.time.text()),
+    ("event", |step, _| match (step.event(), step.redrives) {
+        (TraceEvent::Redriven, redrives) if redrives > 1 => Some(format!("redriven ({redrives})")),
+        (event, _) => event.name(),
+    }),
+    ("place", |step, _| step.place.text()),
+    ("attempts", |step, _| step.attempts.text()),
+    ("reason", |step, _| reason(step).short(100)),
+    ("wait", |step, _| {
+        let wait = from_duration(step.wait.as_ref()?)?.duration();
+        Some(shown_wait(wait))
+    }),
+    ("position", |step, _| step.position.text()),
+];
 
 /// Why a step was taken: the failure, or who has decided it.
 fn reason(step: &TraceStep) -> String {
     let failure = [&step.error_class, &step.error_code, &step.error_message];
-    let mut parts: Vec<String> = failure.into_iter().flatten().cloned().collect();
+    let mut parts: Vec<String> = failure.into_iter().filter_map(Text::text).collect();
+    let mut push = |word: &str, text: Option<String>| parts.extend(text.map(|text| format!("{word} {text}")));
     // Where the copy is, its position says.
-    let destination = step.destination.as_ref();
-    let elsewhere = destination.filter(|topic| step.place == "dead-letters" && !topic.is_empty());
-    parts.extend(elsewhere.map(|topic| format!("to {topic}")));
-    parts.extend((!step.edited.is_empty()).then(|| format!("edited {}", step.edited.join(", "))));
-    parts.extend(step.redrive_id.as_ref().map(|id| format!("job {id}")));
-    parts.extend(step.by.as_ref().map(|by| format!("by {by}")));
+    push(
+        "to",
+        step.destination.text().filter(|_| step.place == "dead-letters"),
+    );
+    push("edited", step.edited.join(", ").text());
+    push("job", step.redrive_id.text());
+    push("by", step.by.text());
     let decided = parts.join(" ");
-    match &step.why {
+    match step.why.text() {
         Some(why) => format!("{decided}: {why}"),
         None => decided,
     }
 }
 
-fn wait(wait: Duration) -> String {
-    HumanDuration::from(wait).to_string()
-}
-
 /// Rounded if it is long: jitter makes odd numbers of milliseconds.
 fn shown_wait(duration: Duration) -> String {
     if duration < Duration::from_secs(10) {
-        wait(duration)
+        HumanDuration::from(duration).to_string()
     } else {
         rounded(duration)
     }
-}
-
-fn as_json(trace: &RecordTrace) -> Json {
-    let time = |time: Option<Timestamp>| time.map(|time| time.to_string());
-    let steps = trace.steps.iter().map(|step| {
-        json!({
-            "event": step.event.as_str(),
-            "time": time(step.time),
-            "position": step.position.to_string(),
-            "place": step.place,
-            "attempts": step.attempts,
-            "error_class": step.error_class,
-            "error_code": step.error_code,
-            "error_message": step.error_message,
-            "failed_at": time(step.failed_at),
-            "due_at": time(step.due_at),
-            "wait": step.wait.map(wait),
-            "redrives": step.redrives,
-            "redrive_id": step.redrive_id,
-            "by": step.by,
-            "why": step.why,
-            "destination": step.destination,
-            "edited": step.edited,
-        })
-    });
-    json!({
-        "pipeline": trace.pipeline,
-        "origin": trace.origin.to_string(),
-        "origin_timestamp": time(trace.origin_timestamp),
-        "outcome": trace.outcome.as_str(),
-        "next_due": time(trace.next_due),
-        "steps": steps.collect::<Vec<_>>(),
-        "truncated": trace.is_truncated,
-        "gaps": trace.gaps,
-        "searched_since": time(trace.searched_since),
-    })
 }
 
 #[cfg(test)]
@@ -191,33 +154,16 @@ mod tests {
 
     fn step(event: TraceEvent, place: &str) -> TraceStep {
         TraceStep {
-            event,
-            time: None,
-            position: Position {
-                topic: "orders-dlq".into(),
-                partition: 0,
-                offset: 7,
-            },
+            event: event.into(),
             place: place.to_owned(),
             attempts: 1,
-            error_class: None,
-            error_code: None,
-            error_message: None,
-            failed_at: None,
-            due_at: None,
-            wait: None,
-            redrives: 0,
-            by: None,
-            why: None,
-            redrive_id: None,
-            destination: None,
-            edited: Vec::new(),
+            ..TraceStep::default()
         }
     }
 
     #[test]
-    fn reason_is_failure_or_decision() {
-        let text = |text: &str| Some(text.to_owned());
+    fn a_reason_is_failure_or_decision() {
+        let text = str::to_owned;
         let failed = TraceStep {
             error_class: text("transient"),
             error_code: text("http.503"),
@@ -246,7 +192,7 @@ mod tests {
         );
         // Nothing else says where it is.
         assert_eq!(
-            reason(&redriven("dead-letters", None)),
+            reason(&redriven("dead-letters", String::new())),
             "to orders-retry-due job 01a212ee742fea04 by ann"
         );
     }

@@ -3,16 +3,20 @@
 use std::process::ExitCode;
 
 use clap::{Args, Subcommand};
-use redeliver_client::{
-    ScanProgress, Timestamp, WaitingClient, WaitingCounts, WaitingCoverage, WaitingFilter, WaitingList,
-    WaitingPlace, WaitingRecord, WaitingStats,
+use redeliver_client::convert::{time, to_duration};
+use redeliver_client::messages::{
+    GetWaitingStatsRequest, ListWaitingRequest, ScanProgress, WaitingCounts, WaitingCoverage, WaitingFilter,
+    WaitingPlace, WaitingRecord,
 };
-use redeliver_core::{Clock as _, HumanDuration, SystemClock};
+use redeliver_client::{Timestamp, WaitingClient};
+use redeliver_core::HumanDuration;
 use serde_json::json;
 
 use crate::connection::CliError;
-use crate::dlq::{InspectorArgs, rounded, with_inspector};
-use crate::output::{Format, Json, OutputArgs, print_items, print_json, shortened};
+use crate::dlq::{InspectorArgs, with_inspector};
+use crate::output::{
+    Column, Format, Json, OutputArgs, Text as _, due, object, print_items, print_json, rounded,
+};
 use crate::progress::Progress;
 
 #[derive(Args)]
@@ -105,19 +109,19 @@ fn origin(text: &str) -> Result<Origin, String> {
 }
 
 impl FilterArgs {
-    fn filter(&self) -> WaitingFilter {
+    fn filter(&self) -> Option<WaitingFilter> {
         let origin = self.origin.as_ref();
-        WaitingFilter {
+        Some(WaitingFilter {
             pipeline: self.pipeline.clone(),
             place: self.place.clone(),
             error_code: self.error_code.clone(),
             error_class: self.error_class.clone(),
-            older_than: self.older_than.map(HumanDuration::duration),
+            older_than: self.older_than.map(to_duration),
             more_attempts_than: self.more_attempts_than,
             origin_topic: origin.map(|origin| origin.topic.clone()).unwrap_or_default(),
             origin_partition: origin.and_then(|origin| origin.partition),
             origin_offset: origin.and_then(|origin| origin.offset),
-        }
+        })
     }
 }
 
@@ -149,30 +153,20 @@ pub(crate) async fn with_progress<T>(run: impl AsyncFnOnce(&mut dyn FnMut(ScanPr
 }
 
 async fn list(client: &WaitingClient, args: &ListArgs) -> Result<ExitCode, CliError> {
-    let filter = args.filter.filter();
-    let list = with_progress(async |progress| client.list(&filter, args.limit, progress).await).await?;
-    let WaitingList {
-        records,
-        matching,
-        coverage,
-    } = list;
-    let now = SystemClock.now();
-    let columns = [
-        "pipeline", "place", "position", "due", "attempts", "class", "code", "origin", "age", "message",
-    ];
+    let request = ListWaitingRequest {
+        filter: args.filter.filter(),
+        limit: args.limit.into(),
+    };
+    let list = with_progress(async |progress| client.list(request, progress).await).await?;
+    let (records, matching) = (&list.records, list.matching);
+    let coverage = list.coverage.unwrap_or_default();
     match args.output.format {
         Format::Json => print_json(json!({
-            "records": records.iter().map(record_json).collect::<Vec<_>>(),
+            "records": records.iter().map(object).collect::<Vec<_>>(),
             "matching": matching,
-            "coverage": coverage_json(&coverage),
+            "coverage": object(&coverage),
         })),
-        format => print_items(
-            format,
-            &columns,
-            &records,
-            |record| record_row(record, now),
-            record_json,
-        ),
+        format => print_items(format, &RECORDS, records, |record| object(record).into()),
     }
     if matching > records.len() as u64 {
         eprintln!(
@@ -180,169 +174,101 @@ async fn list(client: &WaitingClient, args: &ListArgs) -> Result<ExitCode, CliEr
             records.len()
         );
     }
-    warn(&coverage);
+    warn(coverage);
     Ok(ExitCode::SUCCESS)
 }
 
 async fn stats(client: &WaitingClient, args: &StatsArgs) -> Result<ExitCode, CliError> {
-    let filter = args.filter.filter();
-    let stats = with_progress(async |progress| client.stats(&filter, progress).await).await?;
-    let WaitingStats {
-        total,
-        mut places,
-        coverage,
-    } = stats;
-    let now = SystemClock.now();
-    let columns = [
-        "pipeline",
-        "place",
-        "records",
-        "overdue",
-        "next due",
-        "oldest",
-        "avg attempts",
-        "max attempts",
-        "codes",
-    ];
+    let request = GetWaitingStatsRequest {
+        filter: args.filter.filter(),
+    };
+    let mut stats = with_progress(async |progress| client.stats(request, progress).await).await?;
+    let coverage = stats.coverage.unwrap_or_default();
     match args.output.format {
         Format::Json => print_json(json!({
-            "total": counts_json(&total),
-            "places": places.iter().map(place_json).collect::<Vec<_>>(),
-            "coverage": coverage_json(&coverage),
+            "total": object(&stats.total.unwrap_or_default()),
+            "places": stats.places.iter().map(place_json).collect::<Vec<_>>(),
+            "coverage": object(&coverage),
         })),
-        Format::Jsonl => print_items(Format::Jsonl, &columns, &places, |_| Vec::new(), place_json),
-        Format::Table => {
-            places.push(WaitingPlace {
-                pipeline: "(all)".to_owned(),
-                place: String::new(),
-                counts: total,
-            });
-            print_items(
-                Format::Table,
-                &columns,
-                &places,
-                |place| place_row(place, now),
-                place_json,
-            );
+        format => {
+            stats
+                .places
+                .extend((format == Format::Table).then(|| WaitingPlace {
+                    pipeline: "(all)".to_owned(),
+                    place: String::new(),
+                    counts: stats.total,
+                }));
+            print_items(format, &PLACES, &stats.places, place_json);
         }
     }
-    warn(&coverage);
+    warn(coverage);
     Ok(ExitCode::SUCCESS)
 }
 
-fn warn(coverage: &WaitingCoverage) {
-    if coverage.is_scheduler_truncated {
+fn warn(coverage: WaitingCoverage) {
+    if coverage.scheduler_truncated {
         eprintln!("incomplete: the scheduler holds more long waits than a scan remembers; narrow the filter");
     }
 }
 
-/// When something is due, from now.
-fn due(due: Option<Timestamp>, now: Timestamp) -> String {
-    match due {
-        None => String::new(),
-        Some(due) if due > now => format!("in {}", rounded(due.since(now))),
-        Some(due) => format!("{} late", rounded(now.since(due))),
-    }
+fn age(since: Option<prost_types::Timestamp>, now: Timestamp) -> Option<String> {
+    Some(rounded(now.since(time(since)?)))
 }
 
-fn age(since: Option<Timestamp>, now: Timestamp) -> String {
-    since.map(|since| rounded(now.since(since))).unwrap_or_default()
+const RECORDS: [Column<WaitingRecord>; 10] = [
+    ("pipeline", |record, _| record.pipeline.text()),
+    ("place", |record, _| record.place.text()),
+    ("position", |record, _| record.position.text()),
+    ("due", |record, now| due(time(record.due_at), now)),
+    ("attempts", |record, _| record.attempts.text()),
+    ("class", |record, _| match record.malformed {
+        true => "malformed".text(),
+        false => record.error_class.short(20),
+    }),
+    ("code", |record, _| record.error_code.short(40)),
+    ("origin", |record, _| record.origin.text()),
+    ("age", |record, now| age(record.origin_timestamp, now)),
+    ("message", |record, _| record.error_message.short(60)),
+];
+
+/// What is counted in a place, or nothing.
+fn counts(place: &WaitingPlace) -> WaitingCounts {
+    place.counts.clone().unwrap_or_default()
 }
 
-fn record_row(record: &WaitingRecord, now: Timestamp) -> Vec<String> {
-    let text = |text: &Option<String>, limit| shortened(text.as_deref().unwrap_or_default(), limit);
-    vec![
-        record.pipeline.clone(),
-        record.place.clone(),
-        record.position.to_string(),
-        due(record.due_at, now),
-        record.attempts.to_string(),
-        if record.is_malformed {
-            "malformed".to_owned()
-        } else {
-            text(&record.error_class, 20)
-        },
-        text(&record.error_code, 40),
-        record
-            .origin
-            .as_ref()
-            .map(ToString::to_string)
-            .unwrap_or_default(),
-        age(record.origin_timestamp, now),
-        text(&record.error_message, 60),
-    ]
-}
-
-fn record_json(record: &WaitingRecord) -> Json {
-    let time = |time: Option<Timestamp>| time.map(|time| time.to_string());
-    json!({
-        "pipeline": record.pipeline,
-        "place": record.place,
-        "position": record.position.to_string(),
-        "due_at": time(record.due_at),
-        "attempts": record.attempts,
-        "error_class": record.error_class,
-        "error_code": record.error_code,
-        "error_message": record.error_message,
-        "failed_at": time(record.failed_at),
-        "origin": record.origin.as_ref().map(ToString::to_string),
-        "origin_timestamp": time(record.origin_timestamp),
-        "malformed": record.is_malformed,
-    })
-}
-
-fn place_row(place: &WaitingPlace, now: Timestamp) -> Vec<String> {
-    let counts = &place.counts;
-    let codes = counts.codes.iter().take(3).map(|(code, records)| {
-        let code = if code.is_empty() { "(none)" } else { code };
-        format!("{} {records}", shortened(code, 30))
-    });
-    let mut codes: Vec<String> = codes.collect();
-    let shown: u64 = counts.codes.iter().take(3).map(|(_, records)| records).sum();
-    if counts.records > shown {
-        codes.push(format!("others {}", counts.records - shown));
-    }
-    vec![
-        place.pipeline.clone(),
-        place.place.clone(),
-        counts.records.to_string(),
-        counts.overdue.to_string(),
-        due(counts.next_due, now),
-        age(counts.oldest, now),
-        format!("{:.1}", counts.average_attempts),
-        counts.max_attempts.to_string(),
-        codes.join(", "),
-    ]
-}
+const PLACES: [Column<WaitingPlace>; 9] = [
+    ("pipeline", |place, _| place.pipeline.text()),
+    ("place", |place, _| place.place.text()),
+    ("records", |place, _| counts(place).records.text()),
+    ("overdue", |place, _| counts(place).overdue.text()),
+    ("next due", |place, now| due(time(counts(place).next_due), now)),
+    ("oldest", |place, now| age(counts(place).oldest, now)),
+    ("avg attempts", |place, _| {
+        Some(format!("{:.1}", counts(place).average_attempts))
+    }),
+    ("max attempts", |place, _| counts(place).max_attempts.text()),
+    ("codes", |place, _| {
+        let counts = counts(place);
+        let frequent = || counts.codes.iter().take(3);
+        let mut codes: Vec<String> = frequent()
+            .map(|code| {
+                let name = code.error_code.short(30).unwrap_or_else(|| "(none)".to_owned());
+                format!("{name} {}", code.records)
+            })
+            .collect();
+        let shown = frequent().fold(0_u64, |sum, code| sum.saturating_add(code.records));
+        if counts.records > shown {
+            codes.push(format!("others {}", counts.records - shown));
+        }
+        codes.join(", ").text()
+    }),
+];
 
 fn place_json(place: &WaitingPlace) -> Json {
-    let mut value = counts_json(&place.counts);
-    value["pipeline"] = place.pipeline.clone().into();
-    value["place"] = place.place.clone().into();
-    value
-}
-
-fn counts_json(counts: &WaitingCounts) -> Json {
-    let codes = counts.codes.iter();
-    let codes = codes.map(|(code, records)| json!({ "error_code": code, "records": records }));
-    json!({
-        "records": counts.records,
-        "overdue": counts.overdue,
-        "malformed": counts.malformed,
-        "average_attempts": counts.average_attempts,
-        "max_attempts": counts.max_attempts,
-        "next_due": counts.next_due.map(|time| time.to_string()),
-        "oldest": counts.oldest.map(|time| time.to_string()),
-        "codes": codes.collect::<Vec<_>>(),
-        "other_codes": counts.other_codes,
-    })
-}
-
-fn coverage_json(coverage: &WaitingCoverage) -> Json {
-    json!({
-        "as_of": coverage.as_of.map(|time| time.to_string()),
-        "scheduler_truncated": coverage.is_scheduler_truncated,
-    })
+    let mut value = object(&counts(place));
+    value.insert("pipeline".to_owned(), json!(place.pipeline));
+    value.insert("place".to_owned(), json!(place.place));
+    value.into()
 }
 
 #[cfg(test)]

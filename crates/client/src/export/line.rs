@@ -11,11 +11,11 @@ use base64::engine::general_purpose::STANDARD;
 use bytes::Bytes;
 use redeliver_core::pipeline::is_topic_name;
 use redeliver_core::{Headers, Position, Timestamp, TimestampType};
+use redeliver_proto::v1::DeadLetterState;
 use serde::de::Error as _;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use super::{ExportedDeadLetter, Gap, Partial};
-use crate::dead_letters::DeadLetterState;
 
 #[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -63,6 +63,7 @@ pub(super) struct LetterLine<'a> {
     /// In milliseconds.
     timestamp: Option<i64>,
     timestamp_type: Option<TimestampType>,
+    #[serde(with = "State")]
     state: DeadLetterState,
     group: Option<Cow<'a, str>>,
     #[serde(default, skip_serializing_if = "is_exact")]
@@ -77,6 +78,17 @@ pub(super) struct LetterLine<'a> {
     value: Given<'a>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     value_base64: Option<Base64<'a>>,
+}
+
+/// The names of states.
+#[derive(Serialize, Deserialize)]
+#[serde(remote = "DeadLetterState", rename_all = "lowercase")]
+enum State {
+    #[serde(rename = "unknown")]
+    Unspecified,
+    Open,
+    Redriven,
+    Discarded,
 }
 
 #[derive(Serialize, Deserialize)]

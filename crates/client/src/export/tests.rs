@@ -36,7 +36,7 @@ fn file(letters: &[ExportedDeadLetter]) -> String {
         writer.write(letter).unwrap();
     }
     let complete = Completeness {
-        is_complete: true,
+        complete: true,
         ..Completeness::default()
     };
     String::from_utf8(writer.finish(&complete).unwrap()).unwrap()
@@ -183,7 +183,7 @@ fn any_letter() -> impl Strategy<Value = ExportedDeadLetter> {
         ],
     );
     let state = prop_oneof![
-        Just(DeadLetterState::Unknown),
+        Just(DeadLetterState::Unspecified),
         Just(DeadLetterState::Open),
         Just(DeadLetterState::Redriven),
         Just(DeadLetterState::Discarded)

@@ -3,13 +3,16 @@
 use std::process::ExitCode;
 
 use clap::Args;
-use redeliver_client::{AuditClient, AuditEntry, DisclosedRange, ListAuditEntries, Timestamp};
+use redeliver_client::convert::{time as time_of, to_timestamp};
+use redeliver_client::messages::{AuditEntry, ListAuditEntriesRequest, ListedAuditEntry};
+use redeliver_client::{AuditClient, Timestamp};
 use serde_json::json;
 
-use super::{InspectorArgs, PAGE};
+use super::InspectorArgs;
 use crate::connection::CliError;
 use crate::jobs::time;
-use crate::output::{Format, Json, OutputArgs, print_items, print_json_line, shortened};
+use crate::output::{Column, Json, OutputArgs, Text as _, object, print_items};
+use crate::pages::read_pages;
 
 #[derive(Args)]
 pub(super) struct AuditArgs {
@@ -43,46 +46,30 @@ pub(super) async fn run(client: &AuditClient, args: &AuditArgs) -> Result<ExitCo
     {
         return Err(CliError::Usage("--until is not later than --from".to_owned()));
     }
-    let mut request = ListAuditEntries {
-        from: args.from,
-        until: args.until,
-        by: args.by.clone(),
-        action: args.action.clone(),
-        target: args.target.clone(),
-        ..ListAuditEntries::default()
-    };
-    let format = args.output.format;
-    let (mut entries, mut count, mut last) = (Vec::new(), 0, None);
-    let has_more = loop {
-        let missing = args.limit.saturating_sub(count);
-        request.page_size = u16::try_from(missing.min(PAGE)).unwrap_or(u16::MAX);
-        let page = client.list(&request).await?;
-        count += u32::try_from(page.entries.len()).unwrap_or(u32::MAX);
-        last = page.entries.iter().rev().find_map(|entry| entry.time).or(last);
-        // Lines are printed as they arrive.
-        let is_closed =
-            format == Format::Jsonl && !page.entries.iter().all(|entry| print_json_line(as_json(entry)));
-        if format != Format::Jsonl {
-            entries.extend(page.entries);
-        }
-        if page.is_incomplete {
+    let (format, mut last) = (args.output.format, None);
+    let pages = read_pages(args.limit, format, as_json, async |page_size, page_token| {
+        let request = ListAuditEntriesRequest {
+            from: args.from.map(to_timestamp),
+            until: args.until.map(to_timestamp),
+            by: args.by.clone(),
+            action: args.action.clone(),
+            target: args.target.clone(),
+            page_size,
+            page_token,
+        };
+        let page = client.list(request).await?;
+        let time = |listed: &ListedAuditEntry| time_of(listed.entry.as_ref()?.time);
+        last = page.entries.iter().rev().find_map(time).or(last);
+        if page.incomplete {
             eprintln!(
                 "later entries may be missing, because a transaction of a writer is open; try again later"
             );
         }
-        match page.next_page_token {
-            None => break false,
-            // Nobody reads the others.
-            Some(_) if is_closed => break false,
-            Some(_) if count >= args.limit => break true,
-            Some(token) => request.page_token = token,
-        }
-    };
-    let columns = ["time", "by", "action", "target", "count", "details", "why"];
-    if format != Format::Jsonl {
-        print_items(format, &columns, &entries, row, as_json);
-    }
-    if has_more {
+        Ok((page.entries, page.next_page_token))
+    });
+    let pages = pages.await?;
+    print_items(format, &COLUMNS, &pages.items, as_json);
+    if pages.has_more {
         let from = last.map_or_else(String::new, |time| format!(", or --from {time}"));
         eprintln!(
             "there are more entries; use --limit {}{from}",
@@ -92,70 +79,34 @@ pub(super) async fn run(client: &AuditClient, args: &AuditArgs) -> Result<ExitCo
     Ok(ExitCode::SUCCESS)
 }
 
-fn row(entry: &AuditEntry) -> Vec<String> {
-    let text = |text: &Option<String>, limit| shortened(text.as_deref().unwrap_or_default(), limit);
-    if !entry.is_readable {
-        let position = entry
-            .position
-            .as_ref()
-            .map(ToString::to_string)
-            .unwrap_or_default();
-        return ["", "", "(unreadable)", &position, "", "", ""]
-            .map(str::to_owned)
-            .to_vec();
-    }
-    vec![
-        entry.time.map(|time| time.to_string()).unwrap_or_default(),
-        shortened(&entry.by, 100),
-        entry.action.clone(),
-        text(&entry.target, 60),
-        if entry.count > 0 {
-            entry.count.to_string()
-        } else {
-            String::new()
-        },
-        text(
-            if entry.filter.is_some() {
-                &entry.filter
-            } else {
-                &entry.details
-            },
-            60,
-        ),
-        text(&entry.why, 60),
-    ]
-}
+const COLUMNS: [Column<ListedAuditEntry>; 7] = [
+    ("time", |listed, _| listed.entry.as_ref()?.time.text()),
+    ("by", |listed, _| listed.entry.as_ref()?.by.short(100)),
+    ("action", |listed, _| match &listed.entry {
+        Some(entry) => entry.action.text(),
+        None => "(unreadable)".text(),
+    }),
+    ("target", |listed, _| match &listed.entry {
+        Some(entry) => entry.target.short(60),
+        None => listed.position.text(),
+    }),
+    ("count", |listed, _| {
+        let count = listed.entry.as_ref()?.count;
+        (count > 0).then(|| count.to_string())
+    }),
+    ("details", |listed, _| {
+        let AuditEntry { filter, details, .. } = listed.entry.as_ref()?;
+        filter.short(60).or_else(|| details.short(60))
+    }),
+    ("why", |listed, _| listed.entry.as_ref()?.why.short(60)),
+];
 
-fn as_json(entry: &AuditEntry) -> Json {
-    let position = entry.position.as_ref().map(ToString::to_string);
-    if !entry.is_readable {
+fn as_json(listed: &ListedAuditEntry) -> Json {
+    let position = listed.position.text();
+    let Some(entry) = &listed.entry else {
         return json!({ "position": position, "readable": false });
-    }
-    json!({
-        "position": position,
-        "time": entry.time.map(|time| time.to_string()),
-        "by": entry.by,
-        "action": entry.action,
-        "target": entry.target,
-        "why": entry.why,
-        "details": entry.details,
-        "filter": entry.filter,
-        "count": entry.count,
-        "ids": entry.ids,
-        "ranges": entry.ranges.iter().map(range).collect::<Vec<_>>(),
-        "masked": entry.is_masked,
-        "service": entry.service,
-        "instance": entry.instance,
-        "id": entry.id,
-    })
-}
-
-fn range(range: &DisclosedRange) -> Json {
-    json!({
-        "topic": range.topic,
-        "partition": range.partition,
-        "first_offset": range.first_offset,
-        "last_offset": range.last_offset,
-        "count": range.count,
-    })
+    };
+    let mut object = object(entry);
+    object.insert("position".to_owned(), json!(position));
+    object.into()
 }

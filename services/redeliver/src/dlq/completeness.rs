@@ -2,10 +2,10 @@
 
 use std::process::ExitCode;
 
-use redeliver_client::{Completeness, MissingPartition, MissingReason};
-use serde_json::json;
+use redeliver_client::convert::time;
+use redeliver_client::messages::{Completeness, MissingPartition, MissingReason};
 
-use crate::output::{Json, in_one_line};
+use crate::output::in_one_line;
 
 /// The exit status of an incomplete answer, if the command requires a complete one, and of a masked payload.
 pub(super) const EXIT_INCOMPLETE: u8 = 3;
@@ -23,7 +23,7 @@ impl CompleteArgs {
     /// Warns on stderr about an incomplete answer, and returns the exit status.
     pub(crate) fn conclude(self, completeness: &Completeness) -> ExitCode {
         warn(completeness);
-        if self.require_complete && !completeness.is_complete {
+        if self.require_complete && !completeness.complete {
             return ExitCode::from(EXIT_INCOMPLETE);
         }
         ExitCode::SUCCESS
@@ -39,14 +39,15 @@ pub(crate) fn warn(completeness: &Completeness) {
 
 /// What is incomplete; `None` if nothing is.
 pub(crate) fn problem(completeness: &Completeness) -> Option<String> {
-    if completeness.is_complete {
+    if completeness.complete {
         return None;
     }
-    let as_of = match completeness.as_of {
+    let as_of = match time(completeness.as_of) {
         Some(as_of) => format!("as of {as_of}"),
         None => "as of an unknown time".to_owned(),
     };
-    if let Some(problem) = &completeness.group_states_problem {
+    let problem = &completeness.group_states_problem;
+    if !problem.is_empty() {
         let index = match completeness.missing_count {
             0 => String::new(),
             missing => format!("; in addition, {missing} partitions are missing"),
@@ -63,7 +64,7 @@ pub(crate) fn problem(completeness: &Completeness) -> Option<String> {
     if more > 0 {
         shown.push(format!("and {more} more"));
     }
-    let states = if completeness.are_states_known {
+    let states = if completeness.states_known {
         ""
     } else {
         "; states are unknown, because the ledger cannot be read"
@@ -79,50 +80,32 @@ fn partition(missing: &MissingPartition) -> String {
         Some(partition) => format!("{}/{partition}", missing.topic),
         None => missing.topic.clone(),
     };
-    let reason = match missing.reason {
-        MissingReason::Other => "for an unknown reason",
+    let reason = match missing.reason() {
+        MissingReason::Unspecified => "for an unknown reason",
         MissingReason::NoLeader => "no leader",
         MissingReason::Refused => "refused",
         MissingReason::NotRead => "not read yet",
         MissingReason::NotRemoved => "not removed yet",
     };
-    let error = missing.error.as_ref().map(|error| format!(": {error}"));
-    in_one_line(&format!("{place} ({reason}{})", error.unwrap_or_default()))
-}
-
-pub(crate) fn completeness_json(completeness: &Completeness) -> Json {
-    let missing = completeness.missing.iter().map(|missing| {
-        json!({
-            "topic": missing.topic,
-            "partition": missing.partition,
-            "reason": missing.reason.as_str(),
-            "error": missing.error,
-        })
-    });
-    json!({
-        "complete": completeness.is_complete,
-        "as_of": completeness.as_of.map(|as_of| as_of.to_string()),
-        "missing": missing.collect::<Vec<_>>(),
-        "missing_count": completeness.missing_count,
-        "states_known": completeness.are_states_known,
-        "group_states_problem": completeness.group_states_problem,
-    })
+    let separator = if missing.error.is_empty() { "" } else { ": " };
+    in_one_line(&format!("{place} ({reason}{separator}{})", missing.error))
 }
 
 #[cfg(test)]
 mod tests {
     use redeliver_client::Timestamp;
+    use redeliver_client::convert::to_timestamp;
 
     use super::*;
 
     fn completeness(missing: Vec<MissingPartition>, count: u32) -> Completeness {
         Completeness {
-            is_complete: false,
-            as_of: Some(Timestamp::from_millis(1_763_722_800_123)),
+            complete: false,
+            as_of: Some(to_timestamp(Timestamp::from_millis(1_763_722_800_123))),
             missing,
             missing_count: count,
-            are_states_known: true,
-            group_states_problem: None,
+            states_known: true,
+            group_states_problem: String::new(),
         }
     }
 
@@ -130,15 +113,18 @@ mod tests {
         MissingPartition {
             topic: topic.to_owned(),
             partition,
-            reason,
-            error: (reason == MissingReason::Refused).then(|| "denied\u{1b}".to_owned()),
+            reason: reason.into(),
+            error: match reason {
+                MissingReason::Refused => "denied\u{1b}".to_owned(),
+                _ => String::new(),
+            },
         }
     }
 
     #[test]
-    fn warning_names_first_missing_partitions() {
+    fn a_warning_names_missing_partitions() {
         let complete = Completeness {
-            is_complete: true,
+            complete: true,
             ..completeness(Vec::new(), 0)
         };
         assert_eq!(problem(&complete), None);
@@ -153,7 +139,7 @@ mod tests {
         ];
         many.extend((0..18).map(|number| missing("b-dlq", Some(number), MissingReason::NotRead)));
         let mut many = completeness(many, 5_000);
-        many.are_states_known = false;
+        many.states_known = false;
         assert_eq!(
             problem(&many).unwrap(),
             "the answer is incomplete: these partitions are missing: a-dlq/3 (no leader), redeliver.dlq.ledger (refused: \
@@ -163,7 +149,24 @@ mod tests {
     }
 
     #[test]
-    fn exit_status_is_3_on_request() {
+    fn a_warning_names_old_group_states() {
+        let old = Completeness {
+            group_states_problem: "denied\u{1b}".to_owned(),
+            ..completeness(Vec::new(), 0)
+        };
+        let text = "states and notes of groups may not be the current ones: denied\\u{1b}; the index is as of \
+                    2025-11-21T11:00:00.123Z";
+        assert_eq!(problem(&old).as_deref(), Some(text));
+        let with_missing = Completeness {
+            missing_count: 2,
+            ..old
+        };
+        let text = format!("{text}; in addition, 2 partitions are missing");
+        assert_eq!(problem(&with_missing), Some(text));
+    }
+
+    #[test]
+    fn incomplete_answers_fail_on_request() {
         let partial = completeness(Vec::new(), 0);
         let status = |require_complete, completeness: &Completeness| {
             let code = CompleteArgs { require_complete }.conclude(completeness);
@@ -172,7 +175,7 @@ mod tests {
         assert_eq!(status(false, &partial), format!("{:?}", ExitCode::SUCCESS));
         assert_eq!(status(true, &partial), format!("{:?}", ExitCode::from(3)));
         let complete = Completeness {
-            is_complete: true,
+            complete: true,
             ..partial
         };
         assert_eq!(status(true, &complete), format!("{:?}", ExitCode::SUCCESS));

@@ -1,12 +1,12 @@
 //! The decoded value of a dead letter, as text and as JSON.
 
-use redeliver_client::{DecodedValue, SchemaFormat};
+use redeliver_client::messages::DecodedValue;
 use serde::Serialize;
 use serde_json::value::{RawValue, to_raw_value};
 
 use super::payload::indented;
 use super::show::MASKED;
-use crate::output::{block, line};
+use crate::output::{Text as _, block, line};
 
 /// Limit of the decoded value in text output, in bytes.
 const SHOWN: usize = 16 * 1024;
@@ -15,24 +15,20 @@ const SHOWN_NAME: usize = 300;
 
 pub(super) fn as_text(decoded: &DecodedValue, is_masked: bool) -> String {
     let schema = format!("schema {}", decoded.schema_id);
-    let parts = [
-        decoded.format.map(|format| format.as_str().to_owned()),
-        decoded.name.clone(),
-        Some(schema),
-    ];
+    let parts = [decoded.format().name(), decoded.name.text(), Some(schema)];
     let parts: Vec<String> = parts
         .into_iter()
         .flatten()
         .map(|part| line(part.as_bytes(), SHOWN_NAME))
         .collect();
-    let contents = match (&decoded.json, &decoded.problem) {
-        (Some(json), _) => {
-            let json = indented(json.as_bytes()).unwrap_or_else(|| json.clone());
+    let contents = match (&*decoded.json, &*decoded.problem) {
+        ("", "") if is_masked => MASKED.to_owned(),
+        ("", "") => "(not decoded)".to_owned(),
+        ("", problem) => format!("(not decoded: {})", line(problem.as_bytes(), SHOWN_NAME)),
+        (json, _) => {
+            let json = indented(json.as_bytes()).unwrap_or_else(|| json.to_owned());
             block(json.trim_end().as_bytes(), SHOWN)
         }
-        (None, Some(problem)) => format!("(not decoded: {})", line(problem.as_bytes(), SHOWN_NAME)),
-        (None, None) if is_masked => MASKED.to_owned(),
-        (None, None) => "(not decoded)".to_owned(),
     };
     format!("\n\ndecoded ({})\n{contents}", parts.join(", "))
 }
@@ -56,7 +52,7 @@ pub(super) fn with_decoded(letter: impl Serialize, decoded: Option<&DecodedValue
 #[derive(Serialize)]
 struct DecodedJson<'a> {
     schema_id: u32,
-    format: Option<&'static str>,
+    format: Option<String>,
     name: Option<&'a str>,
     value: Option<Box<RawValue>>,
     problem: Option<&'a str>,
@@ -64,16 +60,17 @@ struct DecodedJson<'a> {
 
 fn as_json(decoded: &DecodedValue) -> DecodedJson<'_> {
     // One line: a string contains no line breaks.
-    let raw = |json: &String| match RawValue::from_string(json.replace(['\n', '\r'], " ")) {
+    let raw = |json: &str| match RawValue::from_string(json.replace(['\n', '\r'], " ")) {
         Ok(value) => Some(value),
         Err(_) => to_raw_value(json).ok(),
     };
+    let some = |text| Some(text).filter(|text: &&str| !text.is_empty());
     DecodedJson {
         schema_id: decoded.schema_id,
-        format: decoded.format.map(SchemaFormat::as_str),
-        name: decoded.name.as_deref(),
-        value: decoded.json.as_ref().and_then(raw),
-        problem: decoded.problem.as_deref(),
+        format: decoded.format().name(),
+        name: some(&decoded.name),
+        value: some(&decoded.json).and_then(raw),
+        problem: some(&decoded.problem),
     }
 }
 
@@ -82,16 +79,18 @@ mod tests {
     use redeliver_testkit::fuzz::{FEW, check_each};
     use redeliver_testkit::valid_json;
 
+    use redeliver_client::messages::SchemaFormat;
+
     use super::*;
 
     #[test]
-    fn decoded_value_shows_type_or_reason() {
+    fn a_decoded_value_shows_its_schema() {
         let decoded = DecodedValue {
             schema_id: 7,
-            format: Some(SchemaFormat::Avro),
-            name: Some("shop.Order".to_owned()),
-            json: Some(r#"{"id":"\u001b[31m","n":1}"#.to_owned()),
-            problem: None,
+            format: SchemaFormat::Avro.into(),
+            name: "shop.Order".to_owned(),
+            json: r#"{"id":"\u001b[31m","n":1}"#.to_owned(),
+            problem: String::new(),
         };
         assert_eq!(
             as_text(&decoded, false),
@@ -103,18 +102,18 @@ mod tests {
             r#"{"schema_id":7,"format":"avro","name":"shop.Order","value":{"id":"\u001b[31m","n":1},"problem":null}"#
         );
         let large = DecodedValue {
-            json: Some("{\"n\":1e400,\n\"$serde_json::private::RawValue\":\"1\"}".to_owned()),
+            json: "{\"n\":1e400,\n\"$serde_json::private::RawValue\":\"1\"}".to_owned(),
             ..decoded.clone()
         };
         assert!(json(&large).contains(r#""value":{"n":1e400, "$serde_json::private::RawValue":"1"},"#));
         let masked = DecodedValue {
-            json: None,
+            json: String::new(),
             ..decoded.clone()
         };
         assert!(as_text(&masked, true).ends_with("(masked: needs the scope dead-letters:unmasked)"));
         let unknown = DecodedValue {
             schema_id: 9,
-            problem: Some("no\nschema".to_owned()),
+            problem: "no\nschema".to_owned(),
             ..DecodedValue::default()
         };
         assert_eq!(
@@ -125,13 +124,13 @@ mod tests {
     }
 
     #[test]
-    fn valid_json_stays_unchanged() {
+    fn valid_json_stays_as_is() {
         let document = |random: &mut fastrand::Rng| valid_json::object(random, &[("id", "1")]).into_bytes();
         check_each("decoded", FEW, document, |input| {
             let json = str::from_utf8(input).unwrap();
             let tokens = |text: &str| text.replace(|c: char| c.is_ascii_whitespace(), "");
             let decoded = DecodedValue {
-                json: Some(json.to_owned()),
+                json: json.to_owned(),
                 ..DecodedValue::default()
             };
             let shown = serde_json::to_string(&as_json(&decoded)).unwrap();

@@ -5,7 +5,10 @@ use std::process::{Command, ExitCode};
 
 use bytes::Bytes;
 use clap::Args;
-use redeliver_client::{DeadLetterClient, FoundDeadLetter, Headers, PlanEdit, RedriveClient, RedriveKind};
+use redeliver_client::messages::{
+    DeadLetter, EditedBytes, Header, PlanEditRequest, RedriveEdit, RedriveKind,
+};
+use redeliver_client::{DeadLetterClient, RedriveClient};
 
 use super::completeness::EXIT_INCOMPLETE;
 use super::redrives::{self, RunArgs, WishArgs};
@@ -84,10 +87,10 @@ pub(super) async fn run(
         let text = "set what to change, such as --value-file FILE or --header NAME=VALUE; an editor needs a terminal";
         return Err(CliError::Usage(text.to_owned()));
     }
-    let Some(found) = letters.get(&args.id).await? else {
+    let Some(letter) = letters.get(&args.id).await? else {
         return Err(super::not_found(&args.id));
     };
-    let content_hash = seen(&args.id, &found)?;
+    let content_hash = seen(&letter)?;
     if contents.is_empty() {
         let Some(edited) = open_editor(letters, &args.id).await? else {
             eprintln!("the value was not changed; nothing was done");
@@ -95,15 +98,20 @@ pub(super) async fn run(
         };
         value = Some(Some(edited));
     }
-    let headers = contents.headers.iter();
-    let headers = headers.map(|(name, value)| (name.as_str(), Some(value.as_bytes())));
-    let plan = PlanEdit {
+    let edited = |bytes: Option<Option<Bytes>>| bytes.map(|bytes| EditedBytes { bytes });
+    let headers = contents.headers.iter().map(|(name, value)| Header {
+        name: name.clone(),
+        value: Some(text(value)),
+    });
+    let plan = PlanEditRequest {
         id: args.id.clone(),
         content_hash,
-        value,
-        key,
-        set_headers: headers.collect::<Headers>(),
-        removed_headers: contents.removed_headers.clone(),
+        edit: Some(RedriveEdit {
+            value: edited(value),
+            key: edited(key),
+            set_headers: headers.collect(),
+            removed_headers: contents.removed_headers.clone(),
+        }),
         destination: args.wish.destination.clone(),
         why: args.run.why.clone(),
         request_id: args.run.request_id.clone(),
@@ -111,24 +119,25 @@ pub(super) async fn run(
         force: args.wish.force,
     };
     let executed = redrives::execute(redrives, &args.run, RedriveKind::Redrive, None, async || {
-        redrives.plan_edit(&plan).await
+        redrives.plan_edit(plan).await
     });
     Ok(executed.await?.exit_code())
 }
 
 /// The hash of the contents that the caller has seen.
-fn seen(id: &str, found: &FoundDeadLetter) -> Result<Bytes, CliError> {
-    if found.content_hash.is_empty() {
-        let scope = if found.dead_letter.is_payload_withheld {
-            "dead-letters:payload"
-        } else {
+fn seen(letter: &DeadLetter) -> Result<Bytes, CliError> {
+    if letter.content_hash.is_empty() {
+        let scope = if letter.payload_withheld == 0 {
             "dead-letters:unmasked"
+        } else {
+            "dead-letters:payload"
         };
         return Err(CliError::failed(format_args!(
-            "`{id}` is not shown as it is, so that it cannot be edited; it needs the scope {scope}"
+            "`{}` is not shown as it is, so that it cannot be edited; it needs the scope {scope}",
+            letter.id
         )));
     }
-    Ok(found.content_hash.clone())
+    Ok(letter.content_hash.clone())
 }
 
 /// The value as somebody has changed it in an editor; `None` if it is the same.

@@ -11,7 +11,8 @@ use bytes::Bytes;
 use clap::Args;
 use clap::builder::NonEmptyStringValueParser;
 use redeliver_client::export::{ExportWriter, ExportedDeadLetter, Gap};
-use redeliver_client::{ClientError, Code, Completeness, DeadLetter, DeadLetterClient, ListDeadLetters};
+use redeliver_client::messages::{Completeness, DeadLetter, DeadLetterView, ListDeadLettersRequest};
+use redeliver_client::{ClientError, Code, DeadLetterClient};
 use redeliver_core::{Clock as _, SystemClock};
 use redeliver_runtime::shutdown::on_signals;
 use tokio_util::sync::CancellationToken;
@@ -24,7 +25,7 @@ use crate::progress::Progress;
 use target::Target;
 
 /// The inspector reads the value of each dead letter from Kafka, so that a page takes much longer than one without values.
-const PAGE: u16 = 200;
+const PAGE: i32 = 200;
 /// How long to wait for an inspector that went away.
 const PATIENCE: Duration = Duration::from_secs(600);
 
@@ -116,20 +117,20 @@ impl<'a> Export<'a> {
         }
         let mut writer = ExportWriter::new(target, self.filter, SystemClock.now()).map_err(writing)?;
         let mut completeness: Option<Completeness> = None;
-        let mut request = ListDeadLetters {
+        let mut request = ListDeadLettersRequest {
             filter: self.filter.to_owned(),
             page_size: PAGE,
             // Those that retention removes next come first.
-            oldest_first: true,
-            full: true,
-            ..ListDeadLetters::default()
+            order_by: "dead_at".to_owned(),
+            view: DeadLetterView::Full.into(),
+            page_token: String::new(),
         };
         loop {
             // A page token is valid on every inspector, also after its index was rebuilt.
-            let page = self.repeated(async || client.list(&request).await).await?;
+            let page = self.repeated(async || client.list(request.clone()).await).await?;
             // The export is as complete as its first incomplete page.
-            if completeness.as_ref().is_none_or(|before| before.is_complete) {
-                completeness = Some(page.completeness);
+            if completeness.as_ref().is_none_or(|before| before.complete) {
+                completeness = Some(page.completeness.unwrap_or_default());
             }
             for letter in page.gone {
                 self.add(&mut writer, &ExportedDeadLetter::gone(letter))
@@ -139,9 +140,9 @@ impl<'a> Export<'a> {
                 let letter = self.whole(letter).await?;
                 self.add(&mut writer, &letter).map_err(writing)?;
             }
-            match page.next_page_token {
-                Some(token) => request.page_token = token,
-                None => break,
+            request.page_token = page.next_page_token;
+            if request.page_token.is_empty() {
+                break;
             }
         }
         let completeness = completeness.unwrap_or_default();
@@ -151,7 +152,7 @@ impl<'a> Export<'a> {
         self.progress.clear();
         eprintln!("{}", summary(count, partial, &self.partial));
         warn(&completeness);
-        Ok(if partial == 0 && completeness.is_complete {
+        Ok(if partial == 0 && completeness.complete {
             ExitCode::SUCCESS
         } else {
             ExitCode::from(EXIT_INCOMPLETE)
@@ -178,7 +179,7 @@ impl<'a> Export<'a> {
     /// A listed dead letter, with all of its value.
     async fn whole(&mut self, letter: DeadLetter) -> Result<ExportedDeadLetter, CliError> {
         let client = self.client;
-        if !letter.is_value_truncated {
+        if !letter.value_truncated {
             return Ok(ExportedDeadLetter::listed(letter));
         }
         let timeout = self.timeout;

@@ -1,18 +1,21 @@
 //! `redeliver dlq groups` and `redeliver dlq group`: dead letters that fail for the same reason.
 
+use std::collections::BTreeMap;
 use std::process::ExitCode;
 
 use clap::{Args, Subcommand, ValueEnum};
-use redeliver_client::{
-    Code, DeadLetterClient, Group, GroupChange, GroupOrder, GroupState, ListGroups, Timestamp,
+use redeliver_client::convert::to_timestamp;
+use redeliver_client::messages::{
+    AnnotateGroupRequest, ChangeGroupRequest, Group, GroupState, ListGroupsRequest, MuteGroupRequest,
 };
-use serde_json::json;
+use redeliver_client::{Code, DeadLetterClient, Timestamp};
+use serde_json::{Map, json};
 
-use super::completeness::{CompleteArgs, completeness_json};
-use super::{FilterArgs, InspectorArgs, Listed, list_pages, print_with_completeness};
+use super::completeness::CompleteArgs;
+use super::{FilterArgs, InspectorArgs, open, read_answer};
 use crate::connection::CliError;
 use crate::jobs::time;
-use crate::output::{Json, OutputArgs, fields, print_item, print_items, shortened};
+use crate::output::{Column, Json, OutputArgs, Text as _, fields, object, print_answer, print_item};
 
 #[derive(Args)]
 pub(super) struct GroupsArgs {
@@ -149,50 +152,28 @@ impl GroupArgs {
 }
 
 pub(super) async fn list(client: &DeadLetterClient, args: &GroupsArgs) -> Result<ExitCode, CliError> {
-    let request = ListGroups {
-        filter: args.filter.filter.clone(),
-        order: match args.sort {
-            Sort::LastSeen => GroupOrder::LastSeen,
-            Sort::FirstSeen => GroupOrder::FirstSeen,
-            Sort::Count => GroupOrder::Count,
-        },
-        states: args.states.iter().map(|state| state.wanted()).collect(),
-        without_dead_letters: args.without_dead_letters,
-        ..ListGroups::default()
+    let order_by = match args.sort {
+        _ if args.without_dead_letters => "",
+        Sort::LastSeen => "last_dead_at desc",
+        Sort::FirstSeen => "first_dead_at desc",
+        Sort::Count => "count desc",
     };
     let format = args.output.format;
-    let listed = list_pages(args.limit, format, as_json, async |page_size, page_token| {
-        let request = ListGroups {
+    let listed = read_answer(args.limit, format, as_json, async |page_size, page_token| {
+        let request = ListGroupsRequest {
+            filter: args.filter.filter.clone(),
+            order_by: order_by.to_owned(),
+            states: args.states.iter().map(|state| state.wanted().into()).collect(),
+            without_dead_letters: args.without_dead_letters,
             page_size,
             page_token,
-            ..request.clone()
         };
-        let page = client.groups(&request).await?;
+        let page = client.groups(request).await?;
         Ok((page.groups, page.next_page_token, page.completeness))
     });
-    let Listed {
-        found,
-        completeness,
-        has_more,
-    } = listed.await?;
-    let columns = [
-        "group",
-        "state",
-        "open",
-        "total",
-        "trend (24h)",
-        "first",
-        "last",
-        "class",
-        "code",
-        "pipeline",
-        "template",
-    ];
-    let all = || json!(found.iter().map(as_json).collect::<Vec<_>>());
-    print_with_completeness(format, &completeness, "groups", all, || {
-        print_items(format, &columns, &found, row, as_json);
-    });
-    if has_more {
+    let (pages, completeness) = listed.await?;
+    print_answer(format, &COLUMNS, ("groups", &pages.items), as_json, &completeness);
+    if pages.has_more {
         eprintln!(
             "more groups match; use --limit {} to show more",
             u64::from(args.limit) * 10
@@ -206,24 +187,28 @@ pub(super) async fn run(client: &DeadLetterClient, args: &GroupArgs) -> Result<E
         GroupVerb::Show(args) => return show(client, args).await,
         GroupVerb::Resolve(args) => {
             let change = args.change.with_reason(&args.why);
-            (client.resolve_group(&change).await, &args.change)
+            (client.resolve_group(change).await, &args.change)
         }
         GroupVerb::Mute(args) => {
-            let change = args.change.with_reason(&args.why);
-            (client.mute_group(&change, args.until).await, &args.change)
+            let change = MuteGroupRequest {
+                id: args.change.id.clone(),
+                why: args.why.clone(),
+                expected_revision: args.change.expected_revision,
+                until: args.until.map(to_timestamp),
+            };
+            (client.mute_group(change).await, &args.change)
         }
         GroupVerb::Reopen(args) => {
             let change = args.change.with_reason(&args.why);
-            (client.reopen_group(&change).await, &args.change)
+            (client.reopen_group(change).await, &args.change)
         }
         GroupVerb::Note(args) => {
-            let ChangeArgs {
-                id,
-                expected_revision,
-                ..
-            } = &args.change;
-            let changed = client.annotate_group(id, &args.text, *expected_revision).await;
-            (changed, &args.change)
+            let change = AnnotateGroupRequest {
+                id: args.change.id.clone(),
+                note: args.text.clone(),
+                expected_revision: args.change.expected_revision,
+            };
+            (client.annotate_group(change).await, &args.change)
         }
     };
     let group = changed.map_err(|error| match error.code() {
@@ -235,8 +220,8 @@ pub(super) async fn run(client: &DeadLetterClient, args: &GroupArgs) -> Result<E
 }
 
 impl ChangeArgs {
-    fn with_reason(&self, why: &str) -> GroupChange {
-        GroupChange {
+    fn with_reason(&self, why: &str) -> ChangeGroupRequest {
+        ChangeGroupRequest {
             id: self.id.clone(),
             why: why.to_owned(),
             expected_revision: self.expected_revision,
@@ -262,116 +247,81 @@ fn not_found(id: &str) -> CliError {
 }
 
 async fn show(client: &DeadLetterClient, args: &ShowGroupArgs) -> Result<ExitCode, CliError> {
-    let Some(found) = client.group(&args.id).await? else {
+    let Some(mut group) = client.group(&args.id).await? else {
         return Err(not_found(&args.id));
     };
-    let (group, completeness) = (&found.group, &found.completeness);
+    let completeness = group.completeness.take().unwrap_or_default();
     let with_completeness = || {
-        let mut value = as_json(group);
-        value["completeness"] = completeness_json(completeness);
+        let mut value = as_json(&group);
+        value["completeness"] = object(&completeness).into();
         value
     };
-    print_item(args.output.format, || as_text(group), with_completeness);
-    Ok(args.complete.conclude(completeness))
+    print_item(args.output.format, || as_text(&group), with_completeness);
+    Ok(args.complete.conclude(&completeness))
 }
 
-fn open(group: &Group) -> String {
-    group
-        .open
-        .map_or_else(|| "unknown".to_owned(), |open| open.to_string())
-}
-
-fn row(group: &Group) -> Vec<String> {
-    let text = |text: &Option<String>, limit| shortened(text.as_deref().unwrap_or_default(), limit);
-    vec![
-        group.id.clone(),
-        group.state.as_str().to_owned(),
-        open(group),
-        group.count.to_string(),
-        sparkline(&group.trend),
-        group.first_dead_at.map(|at| at.to_string()).unwrap_or_default(),
-        group.last_dead_at.map(|at| at.to_string()).unwrap_or_default(),
-        text(&group.error_class, 20),
-        text(&group.error_code, 40),
-        text(&group.pipeline, 40),
-        text(&group.template, 80),
-    ]
-}
+const COLUMNS: [Column<Group>; 11] = [
+    ("group", |group, _| group.id.text()),
+    ("state", |group, _| group.state().name()),
+    ("open", |group, _| Some(open(group.open))),
+    ("total", |group, _| group.count.text()),
+    ("trend (24h)", |group, _| Some(sparkline(&group.trend))),
+    ("first", |group, _| group.first_dead_at.text()),
+    ("last", |group, _| group.last_dead_at.text()),
+    ("class", |group, _| group.error_class.short(20)),
+    ("code", |group, _| group.error_code.short(40)),
+    ("pipeline", |group, _| group.pipeline.short(40)),
+    ("template", |group, _| group.template.short(80)),
+];
 
 fn as_text(group: &Group) -> String {
-    let topics = group
-        .topics
-        .iter()
-        .map(|(topic, count)| format!("{topic} {count}"));
+    let topics: BTreeMap<_, _> = group.topics.iter().map(|of| (&of.topic, of.count)).collect();
+    let topics = topics.iter().map(|(topic, count)| format!("{topic} {count}"));
     let trend: Vec<String> = group.trend.iter().map(u64::to_string).collect();
     // Since when a group is regressed is not known: the last thing that somebody has decided is that it was resolved.
-    let (at, by) = match group.state {
+    let (at, by) = match group.state() {
         GroupState::Regressed => ("resolved at", "resolved by"),
         _ => ("decided at", "decided by"),
     };
+    let per_hour = format!("{} (24 hours: {})", sparkline(&group.trend), trend.join(" "));
     fields(&[
-        ("group", Some(group.id.clone())),
-        ("state", Some(group.state.as_str().to_owned())),
-        (at, group.state_time.map(|at| at.to_string())),
-        ("muted until", group.muted_until.map(|at| at.to_string())),
-        (by, group.state_by.clone()),
-        ("why", group.state_why.clone()),
-        ("note", group.note.clone()),
-        ("note at", group.note_time.map(|at| at.to_string())),
-        ("note by", group.note_by.clone()),
-        ("problem", group.problem.clone()),
-        ("revision", Some(group.revision.to_string())),
-        ("pipeline", group.pipeline.clone()),
-        ("class", group.error_class.clone()),
-        ("code", group.error_code.clone()),
-        ("template", group.template.clone()),
-        ("open", Some(open(group))),
-        ("total", Some(group.count.to_string())),
-        ("first", group.first_dead_at.map(|at| at.to_string())),
-        ("last", group.last_dead_at.map(|at| at.to_string())),
+        ("group", &group.id),
+        ("state", &group.state().name()),
+        (at, &group.state_time),
+        ("muted until", &group.muted_until),
+        (by, &group.state_by),
+        ("why", &group.state_why),
+        ("note", &group.note),
+        ("note at", &group.note_time),
+        ("note by", &group.note_by),
+        ("problem", &group.problem),
+        ("revision", &group.revision),
+        ("pipeline", &group.pipeline),
+        ("class", &group.error_class),
+        ("code", &group.error_code),
+        ("template", &group.template),
+        ("open", &open(group.open)),
+        ("total", &group.count),
+        ("first", &group.first_dead_at),
+        ("last", &group.last_dead_at),
+        ("per hour", &per_hour),
         (
-            "per hour",
-            Some(format!(
-                "{} (24 hours: {})",
-                sparkline(&group.trend),
-                trend.join(" ")
-            )),
+            "topics",
+            &format_args!("{}", topics.collect::<Vec<_>>().join(", ")),
         ),
-        ("topics", Some(topics.collect::<Vec<_>>().join(", "))),
-        ("newest", group.sample_id.clone()),
+        ("newest", &group.sample_id),
         (
             "fingerprint",
-            Some(format!("version {}", group.fingerprint_version)),
+            &format_args!("version {}", group.fingerprint_version),
         ),
     ])
 }
 
 fn as_json(group: &Group) -> Json {
-    json!({
-        "id": group.id,
-        "fingerprint_version": group.fingerprint_version,
-        "pipeline": group.pipeline,
-        "error_class": group.error_class,
-        "error_code": group.error_code,
-        "template": group.template,
-        "count": group.count,
-        "open": group.open,
-        "first_dead_at": group.first_dead_at.map(|at| at.to_string()),
-        "last_dead_at": group.last_dead_at.map(|at| at.to_string()),
-        "topics": group.topics,
-        "trend": group.trend,
-        "sample_id": group.sample_id,
-        "state": group.state.as_str(),
-        "state_time": group.state_time.map(|at| at.to_string()),
-        "state_by": group.state_by,
-        "state_why": group.state_why,
-        "muted_until": group.muted_until.map(|at| at.to_string()),
-        "note": group.note,
-        "note_time": group.note_time.map(|at| at.to_string()),
-        "note_by": group.note_by,
-        "revision": group.revision,
-        "problem": group.problem,
-    })
+    let mut object = object(group);
+    let topics = group.topics.iter().map(|of| (of.topic.clone(), json!(of.count)));
+    object.insert("topics".to_owned(), topics.collect::<Map<_, _>>().into());
+    object.into()
 }
 
 /// One character for each number; a full block is the highest one.
@@ -393,7 +343,29 @@ mod tests {
     use super::*;
 
     #[test]
-    fn sparkline_shows_none_as_dots() {
+    fn a_regressed_group_shows_its_resolution() {
+        let text = |state: GroupState| {
+            as_text(&Group {
+                state: state.into(),
+                state_time: Some(prost_types::Timestamp::default()),
+                state_by: "ann".to_owned(),
+                ..Group::default()
+            })
+        };
+        for (state, verb, other) in [
+            (GroupState::Regressed, "resolved", "decided"),
+            (GroupState::Muted, "decided", "resolved"),
+        ] {
+            let text = text(state);
+            for field in ["at", "by"] {
+                assert!(text.contains(&format!("{verb} {field}")), "{text}");
+                assert!(!text.contains(&format!("{other} {field}")), "{text}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_sparkline_shows_no_dead_letters_as_dots_and_few_as_the_lowest_bar() {
         assert_eq!(sparkline(&[0, 0]), "··");
         assert_eq!(sparkline(&[0, 1, 100, 50, 200, u64::MAX / 2]), "·▁▁▁▁█");
         assert_eq!(sparkline(&[0, 1, 4, 8]), "·▁▄█");

@@ -8,9 +8,11 @@ use std::io::{BufRead, BufReader};
 use std::path::PathBuf;
 use std::process::ExitCode;
 
+use bytes::Bytes;
 use clap::Args;
+use redeliver_client::RedriveClient;
 use redeliver_client::export::ExportReader;
-use redeliver_client::{PlanRedrive, RedriveClient, RedriveKind, RedriveSelection};
+use redeliver_client::messages::{PlanRedriveRequest, RedriveKind};
 use redeliver_core::content::ContentHash;
 
 use super::completeness::EXIT_INCOMPLETE;
@@ -63,17 +65,21 @@ pub(super) async fn run(client: &RedriveClient, args: &ImportArgs) -> Result<Exi
         ));
     }
     let result = one_after_the_other(&contents.letters, async |number, letters| {
-        let plan = PlanRedrive {
+        let hashes = letters.iter().map(|(_, hash)| Bytes::copy_from_slice(hash));
+        let plan = PlanRedriveRequest {
+            kind: RedriveKind::Redrive.into(),
+            ids: letters.iter().map(|(id, _)| id.clone()).collect(),
+            content_hashes: hashes.collect(),
             destination: args.wish.destination.clone(),
             observe: args.wish.observe(),
             force: args.wish.force,
             why: args.run.why.clone(),
             request_id: request_id(&args.run.request_id, number),
             rate_per_second: args.rate.per_second,
-            ..PlanRedrive::new(RedriveKind::Redrive, RedriveSelection::Contents(letters.to_vec()))
+            ..PlanRedriveRequest::default()
         };
-        let executed = redrives::execute(client, &args.run, plan.kind, None, async || {
-            client.plan(&plan).await
+        let executed = redrives::execute(client, &args.run, RedriveKind::Redrive, None, async || {
+            client.plan(plan).await
         });
         match executed.await {
             // Perhaps these were redriven by an earlier import of the file, and others were not.
@@ -158,7 +164,8 @@ fn read(from: impl BufRead) -> Result<Contents, CliError> {
 #[cfg(test)]
 mod tests {
     use redeliver_client::export::{ExportWriter, ExportedDeadLetter, Gap, Partial};
-    use redeliver_client::{Completeness, DeadLetterState, Headers, Position, Timestamp};
+    use redeliver_client::messages::{Completeness, DeadLetterState};
+    use redeliver_client::{Headers, Position, Timestamp};
 
     use super::*;
 

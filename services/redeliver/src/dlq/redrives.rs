@@ -5,12 +5,14 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use clap::{Args, Subcommand};
-use redeliver_client::{
-    ClientError, PlanRedrive, Redrive, RedriveChange, RedriveClient, RedriveItem, RedriveKind,
-    RedriveSelection, RedriveState, Timestamp,
+use redeliver_client::convert::{time as time_of, to_duration, to_timestamp};
+use redeliver_client::messages::{
+    ChangeRedriveRequest, GetRedriveRequest, ListRedriveItemsRequest, ListRedrivesRequest,
+    PlanRedriveRequest, Redrive, RedriveCount, RedriveItem, RedriveKind, RedriveOutcome, RedriveState,
+    SetRedriveRateRequest,
 };
+use redeliver_client::{ClientError, RedriveClient, Timestamp};
 use redeliver_core::{Clock as _, HumanDuration, SystemClock};
-use serde_json::json;
 
 use super::InspectorArgs;
 use super::completeness::EXIT_INCOMPLETE;
@@ -18,16 +20,15 @@ use super::outage::Outage;
 use crate::connection::CliError;
 use crate::jobs::time;
 use crate::output::{
-    Format, Json, OutputArgs, fields, in_one_line, print_item, print_items, print_json_line, shortened,
+    Column, Format, Json, OutputArgs, Text as _, fields, in_one_line, object, print_item, print_items,
 };
+use crate::pages::read_pages;
 use crate::progress::Progress;
 
 /// The time between two looks at a job.
 const LOOK: Duration = Duration::from_millis(500);
 /// How long to wait for an inspector that went away. The job goes on without it, or with another one.
 const PATIENCE: Duration = Duration::from_secs(600);
-/// The inspector's limit of a page.
-const PAGE: u16 = 1_000;
 
 #[derive(Args)]
 #[group(id = "selection", required = true, multiple = false)]
@@ -112,8 +113,8 @@ pub(super) struct WishArgs {
 }
 
 impl WishArgs {
-    pub(super) fn observe(&self) -> Option<Duration> {
-        self.observe.map(HumanDuration::duration)
+    pub(super) fn observe(&self) -> Option<prost_types::Duration> {
+        self.observe.map(to_duration)
     }
 }
 
@@ -251,33 +252,18 @@ impl RedrivesArgs {
 }
 
 impl ChangeArgs {
-    fn change(&self) -> RedriveChange {
-        RedriveChange {
+    fn change(&self) -> ChangeRedriveRequest {
+        ChangeRedriveRequest {
             id: self.job.id.clone(),
             expected_revision: self.expected_revision,
-        }
-    }
-}
-
-impl SelectionArgs {
-    fn selection(&self) -> RedriveSelection {
-        if self.all {
-            RedriveSelection::All
-        } else if let Some(filter) = &self.filter {
-            RedriveSelection::Filter(filter.clone())
-        } else if let Some(group) = &self.group {
-            RedriveSelection::Group(group.clone())
-        } else if let Some(id) = &self.retry_of {
-            RedriveSelection::RetryOf(id.clone())
-        } else {
-            RedriveSelection::Ids(self.ids.clone())
+            start_at: None,
         }
     }
 }
 
 pub(super) async fn redrive(client: &RedriveClient, args: &RedriveArgs) -> Result<ExitCode, CliError> {
     check_start(args.start_at, SystemClock.now())?;
-    let plan = PlanRedrive {
+    let plan = PlanRedriveRequest {
         destination: args.wish.destination.clone(),
         all_at_once: args.all_at_once,
         max_returned_share: args.max_returned,
@@ -285,8 +271,9 @@ pub(super) async fn redrive(client: &RedriveClient, args: &RedriveArgs) -> Resul
         force: args.wish.force,
         ..planned(&args.job, RedriveKind::Redrive)
     };
-    let executed = execute(client, &args.job.run, plan.kind, args.start_at, async || {
-        client.plan(&plan).await
+    let kind = RedriveKind::Redrive;
+    let executed = execute(client, &args.job.run, kind, args.start_at, async || {
+        client.plan(plan).await
     });
     Ok(executed.await?.exit_code())
 }
@@ -307,17 +294,30 @@ pub(super) async fn discard(
 ) -> Result<ExitCode, CliError> {
     let plan = planned(&args.job, kind);
     let executed = execute(client, &args.job.run, kind, None, async || {
-        client.plan(&plan).await
+        client.plan(plan).await
     });
     Ok(executed.await?.exit_code())
 }
 
-fn planned(args: &JobArgs, kind: RedriveKind) -> PlanRedrive {
-    PlanRedrive {
+fn planned(args: &JobArgs, kind: RedriveKind) -> PlanRedriveRequest {
+    let SelectionArgs {
+        filter,
+        all,
+        ids,
+        group,
+        retry_of,
+    } = &args.selection;
+    PlanRedriveRequest {
+        kind: kind.into(),
+        filter: filter.clone().unwrap_or_default(),
+        all: *all,
+        ids: ids.clone(),
+        group: group.clone().unwrap_or_default(),
+        retry_of: retry_of.clone().unwrap_or_default(),
         why: args.run.why.clone(),
         request_id: args.run.request_id.clone(),
         rate_per_second: args.rate.per_second,
-        ..PlanRedrive::new(kind, args.selection.selection())
+        ..PlanRedriveRequest::default()
     }
 }
 
@@ -335,7 +335,7 @@ pub(super) enum Executed {
 impl Executed {
     /// How a job ended that is over for now.
     fn of(job: &Redrive) -> Self {
-        match job.state {
+        match job.state() {
             RedriveState::Paused | RedriveState::Cancelled => Self::Stopped,
             _ => Self::Ended {
                 has_done_all: has_done_all(job),
@@ -369,9 +369,9 @@ pub(super) async fn execute(
     }
     eprint!("{}", as_text(&job));
     // A repeated request can return a job that runs. Nobody wants to cancel that one with the answer to this question.
-    let is_asked = !args.yes && job.state == RedriveState::Planned;
+    let is_asked = !args.yes && job.state() == RedriveState::Planned;
     if is_asked && !is_confirmed(&job)? {
-        client.cancel(&as_shown(&job)).await?;
+        client.cancel(as_shown(&job)).await?;
         eprintln!("nothing was done");
         return Ok(Executed::Stopped);
     }
@@ -386,14 +386,14 @@ pub(super) async fn execute(
 
 /// Refuses a job of another kind: an inspector that does not compare requests returns one that had the same `--request-id`.
 fn check_kind(job: &Redrive, wanted: RedriveKind) -> Result<(), CliError> {
-    if job.kind == wanted {
+    if job.kind() == wanted {
         return Ok(());
     }
     Err(CliError::failed(format_args!(
         "the inspector has returned `{}`, a job of the kind {}, instead of {}; nothing was started",
         job.id,
-        job.kind.as_str(),
-        wanted.as_str()
+        name(job.kind()),
+        name(wanted)
     )))
 }
 
@@ -403,13 +403,16 @@ async fn start(
     mut job: Redrive,
     start_at: Option<Timestamp>,
 ) -> Result<Redrive, ClientError> {
-    while !matches!(job.state, RedriveState::Running | RedriveState::Paused) {
-        let shown = as_shown(&job);
-        match client.start(&shown, start_at).await {
-            Err(error) if has_reason(&error, "REDRIVE_REVISED") => job = client.get(&job.id).await?,
+    while !matches!(job.state(), RedriveState::Running | RedriveState::Paused) {
+        let change = ChangeRedriveRequest {
+            start_at: start_at.map(to_timestamp),
+            ..as_shown(&job)
+        };
+        match client.start(change).await {
+            Err(error) if has_reason(&error, "REDRIVE_REVISED") => job = get(client, &job.id).await?,
             // The time has passed since the plan was requested, or the clocks differ.
             Err(error) if has_reason(&error, "START_INVALID") => {
-                client.cancel(&shown).await?;
+                client.cancel(as_shown(&job)).await?;
                 return Err(error);
             }
             started => return started,
@@ -438,15 +441,30 @@ impl RunArgs {
 }
 
 /// A change of the job that the caller has seen, and not of what others have made of it since.
-fn as_shown(job: &Redrive) -> RedriveChange {
-    RedriveChange {
+fn as_shown(job: &Redrive) -> ChangeRedriveRequest {
+    ChangeRedriveRequest {
         id: job.id.clone(),
         expected_revision: Some(job.revision),
+        start_at: None,
     }
 }
 
+async fn get(client: &RedriveClient, id: &str) -> Result<Redrive, ClientError> {
+    client.get(GetRedriveRequest { id: id.to_owned() }).await
+}
+
+fn name(kind: RedriveKind) -> String {
+    kind.name().unwrap_or_default()
+}
+
+/// Whether nothing happens any more.
+fn has_ended(job: &Redrive) -> bool {
+    use RedriveState::{Paused, Planned, Running};
+    !matches!(job.state(), Planned | Running | Paused)
+}
+
 fn is_confirmed(job: &Redrive) -> Result<bool, CliError> {
-    eprint!("{} {} dead letters? [y/N] ", job.kind.as_str(), job.total);
+    eprint!("{} {} dead letters? [y/N] ", name(job.kind()), job.total);
     let mut answer = String::new();
     let read = std::io::stdin().lock().read_line(&mut answer);
     read.map_err(|error| CliError::Io("reading the answer", error))?;
@@ -456,9 +474,9 @@ fn is_confirmed(job: &Redrive) -> Result<bool, CliError> {
 /// Shows the progress of a job until it ends or pauses.
 async fn wait(client: &RedriveClient, id: &str, format: Format) -> Result<Redrive, CliError> {
     let (mut progress, mut outage) = (Progress::new("dead letters"), Outage::new(Some(PATIENCE)));
-    let (mut problem, mut waits_until) = (None, None);
+    let (mut problem, mut waits_until) = (String::new(), None);
     let job = loop {
-        let job = match client.get(id).await {
+        let job = match get(client, id).await {
             Ok(job) => job,
             Err(error) => {
                 progress.clear();
@@ -470,13 +488,14 @@ async fn wait(client: &RedriveClient, id: &str, format: Format) -> Result<Redriv
         progress.set_total(job.total.into());
         if job.problem != problem {
             problem.clone_from(&job.problem);
-            if let Some(problem) = &problem {
+            if !problem.is_empty() {
                 progress.clear();
-                eprintln!("the redrive waits: {}", in_one_line(problem));
+                eprintln!("the redrive waits: {}", in_one_line(&problem));
             }
         }
-        if job.waits_until != waits_until {
-            waits_until = job.waits_until;
+        let until = time_of(job.waits_until);
+        if until != waits_until {
+            waits_until = until;
             if let Some(until) = waits_until.filter(|_| job.done > 0) {
                 progress.clear();
                 eprintln!(
@@ -485,18 +504,18 @@ async fn wait(client: &RedriveClient, id: &str, format: Format) -> Result<Redriv
                 );
             }
         }
-        progress.draw((job.total - job.pending).into());
-        if job.state.has_ended() || job.state == RedriveState::Paused {
+        progress.draw(job.total.saturating_sub(job.pending).into());
+        if has_ended(&job) || job.state() == RedriveState::Paused {
             break job;
         }
         tokio::time::sleep(LOOK).await;
     };
     progress.clear();
     print_item(format, || as_text(&job), || as_json(&job));
-    if let Some(brake) = &job.brake {
+    if !job.brake.is_empty() {
         eprintln!(
             "paused: {}; `redeliver dlq redrives resume {id}` continues",
-            in_one_line(brake)
+            in_one_line(&job.brake)
         );
     }
     Ok(job)
@@ -504,7 +523,7 @@ async fn wait(client: &RedriveClient, id: &str, format: Format) -> Result<Redriv
 
 /// Whether all dead letters that matched were done, also those for which there was no room in the plan.
 fn has_done_all(job: &Redrive) -> bool {
-    job.state == RedriveState::Succeeded && job.refused.is_empty() && !job.has_more
+    job.state() == RedriveState::Succeeded && job.refused.is_empty() && !job.has_more
 }
 
 pub(super) async fn run(client: &RedriveClient, args: &RedrivesArgs) -> Result<ExitCode, CliError> {
@@ -515,17 +534,24 @@ pub(super) async fn run(client: &RedriveClient, args: &RedrivesArgs) -> Result<E
             let ended = wait(client, &args.id, args.output.format).await?;
             return Ok(Executed::of(&ended).exit_code());
         }
-        RedrivesVerb::Show(args) => (client.get(&args.id).await, args),
+        RedrivesVerb::Show(args) => (get(client, &args.id).await, args),
         RedrivesVerb::Start(args) => {
-            let started = client.start(&args.change.change(), args.at).await;
-            (started, &args.change.job)
+            let change = ChangeRedriveRequest {
+                start_at: args.at.map(to_timestamp),
+                ..args.change.change()
+            };
+            (client.start(change).await, &args.change.job)
         }
-        RedrivesVerb::Pause(args) => (client.pause(&args.change()).await, &args.job),
-        RedrivesVerb::Resume(args) => (client.resume(&args.change()).await, &args.job),
-        RedrivesVerb::Cancel(args) => (client.cancel(&args.change()).await, &args.job),
+        RedrivesVerb::Pause(args) => (client.pause(args.change()).await, &args.job),
+        RedrivesVerb::Resume(args) => (client.resume(args.change()).await, &args.job),
+        RedrivesVerb::Cancel(args) => (client.cancel(args.change()).await, &args.job),
         RedrivesVerb::Rate(args) => {
-            let changed = client.set_rate(&args.change.change(), args.rate).await;
-            (changed, &args.change.job)
+            let change = SetRedriveRateRequest {
+                id: args.change.job.id.clone(),
+                expected_revision: args.change.expected_revision,
+                rate_per_second: args.rate,
+            };
+            (client.set_rate(change).await, &args.change.job)
         }
     };
     let job = job?;
@@ -534,127 +560,108 @@ pub(super) async fn run(client: &RedriveClient, args: &RedrivesArgs) -> Result<E
 }
 
 async fn list(client: &RedriveClient, args: &ListArgs) -> Result<ExitCode, CliError> {
-    let (mut jobs, mut token) = (Vec::new(), String::new());
-    loop {
-        let page: Result<_, ClientError> = client.list(PAGE, &token).await;
-        let (of_page, next) = page?;
-        jobs.extend(of_page);
-        match next {
-            Some(next) => token = next,
-            None => break,
-        }
-    }
-    let columns = [
-        "id", "kind", "state", "total", "done", "failed", "skipped", "returned", "by", "created", "why",
-    ];
-    print_items(args.output.format, &columns, &jobs, row, as_json);
+    let format = args.output.format;
+    let pages = read_pages(u32::MAX, format, as_json, async |page_size, page_token| {
+        let request = ListRedrivesRequest {
+            page_size,
+            page_token,
+        };
+        let page = client.list(request).await?;
+        Ok((page.redrives, page.next_page_token))
+    });
+    print_items(format, &COLUMNS, &pages.await?.items, as_json);
     Ok(ExitCode::SUCCESS)
 }
 
-fn row(job: &Redrive) -> Vec<String> {
-    vec![
-        job.id.clone(),
-        job.kind.as_str().to_owned(),
-        state(job),
-        job.total.to_string(),
-        job.done.to_string(),
-        job.failed.to_string(),
-        job.skipped.to_string(),
-        job.returned.to_string(),
-        shortened(&job.created_by, 100),
-        job.created_at.map(|at| at.to_string()).unwrap_or_default(),
-        shortened(job.why.as_deref().unwrap_or_default(), 60),
-    ]
-}
+const COLUMNS: [Column<Redrive>; 11] = [
+    ("id", |job, _| job.id.text()),
+    ("kind", |job, _| job.kind().name()),
+    ("state", |job, _| state(job).text()),
+    ("total", |job, _| job.total.text()),
+    ("done", |job, _| job.done.text()),
+    ("failed", |job, _| job.failed.text()),
+    ("skipped", |job, _| job.skipped.text()),
+    ("returned", |job, _| job.returned.text()),
+    ("by", |job, _| job.created_by.short(100)),
+    ("created", |job, _| job.created_at.text()),
+    ("why", |job, _| job.why.short(60)),
+];
 
 async fn items(client: &RedriveClient, args: &ItemsArgs) -> Result<ExitCode, CliError> {
     let format = args.job.output.format;
-    let (mut found, mut token): (Vec<RedriveItem>, String) = (Vec::new(), String::new());
-    loop {
-        let page: Result<_, ClientError> = client.items(&args.job.id, PAGE, &token).await;
-        let (items, next) = page?;
-        let is_shown =
-            |item: &RedriveItem| !args.not_done || !["done", "pending"].contains(&item.outcome.as_str());
-        let items = items.into_iter().filter(is_shown);
-        if format == Format::Jsonl {
-            for item in items {
-                if !print_json_line(item_json(&item)) {
-                    return Ok(ExitCode::SUCCESS);
-                }
-            }
-        } else {
-            found.extend(items);
-        }
-        match next {
-            Some(next) => token = next,
-            None => break,
-        }
-    }
-    if format != Format::Jsonl {
-        let row = |item: &RedriveItem| vec![item.id.clone(), item.outcome.clone(), written(item)];
-        print_items(format, &["id", "outcome", "written"], &found, row, item_json);
-    }
+    let is_shown = |item: &RedriveItem| {
+        !args.not_done || !matches!(item.outcome(), RedriveOutcome::Done | RedriveOutcome::Unspecified)
+    };
+    let pages = read_pages(u32::MAX, format, item_json, async |page_size, page_token| {
+        let id = args.job.id.clone();
+        let request = ListRedriveItemsRequest {
+            id,
+            page_size,
+            page_token,
+        };
+        let mut page = client.items(request).await?;
+        page.items.retain(is_shown);
+        Ok((page.items, page.next_page_token))
+    });
+    print_items(format, &ITEMS, &pages.await?.items, item_json);
     Ok(ExitCode::SUCCESS)
 }
 
-fn item_json(item: &RedriveItem) -> Json {
-    let written = Some(written(item)).filter(|written| !written.is_empty());
-    json!({ "id": item.id, "outcome": item.outcome, "written": written })
-}
+const ITEMS: [Column<RedriveItem>; 3] = [
+    ("id", |item, _| item.id.text()),
+    ("outcome", |item, _| item.outcome().name()),
+    ("written", |item, _| item.written.text()),
+];
 
-/// Where the record of an item was written.
-fn written(item: &RedriveItem) -> String {
-    item.written.as_ref().map(ToString::to_string).unwrap_or_default()
+fn item_json(item: &RedriveItem) -> Json {
+    object(item).into()
 }
 
 fn state(job: &Redrive) -> String {
-    let state = job.state.as_str();
-    if job.brake.is_some() {
-        format!("{state} (brake)")
+    let state = job.state().name().unwrap_or_default();
+    if job.brake.is_empty() {
+        state
     } else {
-        state.to_owned()
+        format!("{state} (brake)")
     }
 }
 
 fn as_text(job: &Redrive) -> String {
-    let counts = |counts: &[(String, u32)]| {
-        let counts = counts.iter().map(|(topic, count)| format!("{topic} {count}"));
-        Some(counts.collect::<Vec<_>>().join(", ")).filter(|text| !text.is_empty())
+    let counts = |counts: &[RedriveCount]| {
+        let counts = counts.iter().map(|of| format!("{} {}", of.topic, of.count));
+        counts.collect::<Vec<_>>().join(", ")
     };
-    let refused = job
-        .refused
-        .iter()
-        .map(|(reason, count, sample)| format!("{reason} {count}, such as {sample}"));
-    let refused = refused.collect::<Vec<_>>().join("; ");
-    let some = |text: String| (!text.is_empty()).then_some(text);
-    let number = |count: u32| Some(count.to_string());
+    let refused = job.refused.iter().map(|refused| {
+        let reason = refused.reason().name().unwrap_or_default();
+        format!("{reason} {}, such as {}", refused.count, refused.sample)
+    });
     let mut text = fields(&[
-        ("id", Some(job.id.clone())),
-        ("kind", Some(job.kind.as_str().to_owned())),
-        ("state", Some(state(job))),
-        ("brake", job.brake.clone()),
-        ("problem", job.problem.as_deref().map(in_one_line)),
-        ("edits", some(job.edited.join(", "))),
-        ("filter", job.filter.clone()),
-        ("retry of", job.retry_of.clone()),
-        ("why", job.why.clone()),
-        ("created by", Some(job.created_by.clone())),
-        ("created", job.created_at.map(|at| at.to_string())),
-        ("total", number(job.total)),
-        ("done", number(job.done)),
-        ("failed", number(job.failed)),
-        ("skipped", number(job.skipped)),
-        ("pending", number(job.pending)),
-        ("returned", number(job.returned)),
-        ("from", counts(&job.sources)),
-        ("to", counts(&job.destinations)),
-        ("not planned", some(refused)),
-        ("such as", some(job.samples.join(", "))),
+        ("id", &job.id),
+        ("kind", &job.kind().name()),
+        ("state", &state(job)),
+        ("brake", &job.brake),
+        ("problem", &job.problem),
+        ("edits", &job.edited.join(", ")),
+        ("filter", &job.filter),
+        ("retry of", &job.retry_of),
+        ("why", &job.why),
+        ("created by", &job.created_by),
+        ("created", &job.created_at),
+        ("total", &job.total),
+        ("done", &job.done),
+        ("failed", &job.failed),
+        ("skipped", &job.skipped),
+        ("pending", &job.pending),
+        ("returned", &job.returned),
+        ("from", &counts(&job.sources)),
+        ("to", &counts(&job.destinations)),
+        ("not planned", &refused.collect::<Vec<_>>().join("; ")),
+        ("such as", &job.samples.join(", ")),
         (
             "rate",
-            (job.rate_per_second > 0).then(|| format!("{}/s", job.rate_per_second)),
+            &(job.rate_per_second > 0).then(|| format!("{}/s", job.rate_per_second)),
         ),
-        ("waits until", job.waits_until.map(|at| at.to_string())),
+        ("waits until", &job.waits_until),
     ]);
     for warning in &job.warnings {
         text += &format!("warning: {}\n", in_one_line(warning));
@@ -662,52 +669,25 @@ fn as_text(job: &Redrive) -> String {
     text
 }
 
+/// What was asked for, which the command line says.
+const ASKED: [&str; 6] = [
+    "all_at_once",
+    "destination",
+    "force",
+    "max_returned_share",
+    "observe",
+    "start_at",
+];
+
 fn as_json(job: &Redrive) -> Json {
-    let counts = |counts: &[(String, u32)]| {
-        let counts = counts
-            .iter()
-            .map(|(topic, count)| json!({ "topic": topic, "count": count }));
-        counts.collect::<Vec<_>>()
-    };
-    let refused = job
-        .refused
-        .iter()
-        .map(|(reason, count, sample)| json!({ "reason": reason, "count": count, "sample": sample }));
-    json!({
-        "id": job.id,
-        "revision": job.revision,
-        "kind": job.kind.as_str(),
-        "state": job.state.as_str(),
-        "brake": job.brake,
-        "problem": job.problem,
-        "edited": job.edited,
-        "filter": job.filter,
-        "retry_of": job.retry_of,
-        "why": job.why,
-        "created_by": job.created_by,
-        "created_at": job.created_at.map(|at| at.to_string()),
-        "changed_by": job.changed_by,
-        "changed_at": job.changed_at.map(|at| at.to_string()),
-        "total": job.total,
-        "has_more": job.has_more,
-        "done": job.done,
-        "failed": job.failed,
-        "skipped": job.skipped,
-        "pending": job.pending,
-        "returned": job.returned,
-        "sources": counts(&job.sources),
-        "destinations": counts(&job.destinations),
-        "refused": refused.collect::<Vec<_>>(),
-        "samples": job.samples,
-        "warnings": job.warnings,
-        "rate_per_second": job.rate_per_second,
-        "waits_until": job.waits_until.map(|at| at.to_string()),
-    })
+    let mut object = object(job);
+    object.retain(|name, _| !ASKED.contains(&&**name));
+    object.into()
 }
 
 #[cfg(test)]
 mod tests {
-    use redeliver_proto::v1;
+    use redeliver_client::messages::RedriveRefusal;
 
     use super::*;
 
@@ -720,21 +700,29 @@ mod tests {
     }
 
     #[test]
-    fn partial_plan_has_not_done_all() {
-        let done = |change: &dyn Fn(&mut v1::Redrive)| {
-            let mut job = v1::Redrive {
-                kind: v1::RedriveKind::Redrive.into(),
-                state: v1::RedriveState::Succeeded.into(),
-                ..v1::Redrive::default()
+    fn another_kind_of_job_is_refused() {
+        let job = Redrive {
+            kind: RedriveKind::Redrive.into(),
+            ..Redrive::default()
+        };
+        assert!(check_kind(&job, RedriveKind::Redrive).is_ok());
+        assert!(check_kind(&job, RedriveKind::Discard).is_err());
+    }
+
+    #[test]
+    fn a_full_plan_is_not_done() {
+        let done = |change: &dyn Fn(&mut Redrive)| {
+            let mut job = Redrive {
+                kind: RedriveKind::Redrive.into(),
+                state: RedriveState::Succeeded.into(),
+                ..Redrive::default()
             };
             change(&mut job);
-            has_done_all(&Redrive::try_from(job).unwrap())
+            has_done_all(&job)
         };
         assert!(done(&|_| {}));
         assert!(!done(&|job| job.has_more = true));
-        assert!(!done(&|job| job.refused.push(v1::RedriveRefusal::default())));
-        assert!(!done(
-            &|job| job.state = v1::RedriveState::PartiallySucceeded.into()
-        ));
+        assert!(!done(&|job| job.refused.push(RedriveRefusal::default())));
+        assert!(!done(&|job| job.state = RedriveState::PartiallySucceeded.into()));
     }
 }

@@ -1,10 +1,11 @@
 //! A dead letter as text and as JSON.
 
-use redeliver_client::{DeadLetter, Dialect, Position, RedrivenAs, Timestamp};
+use redeliver_client::convert::from_headers;
+use redeliver_client::messages::{DeadLetter, Position, RedrivenAs};
 use redeliver_core::redrive::{REDRIVE_EDITED, REDRIVE_OF};
-use serde_json::{Map, json};
+use serde_json::json;
 
-use crate::output::{Json, block, fields, header_lines, headers_json, insert_bytes, line, shortened};
+use crate::output::{Json, Text as _, block, fields, header_lines, object, shortened};
 
 /// Limit of the payload in text output, in bytes.
 const SHOWN: usize = 16 * 1024;
@@ -15,47 +16,42 @@ const WITHHELD: &str = "(withheld: needs the scope dead-letters:payload)";
 /// What is shown instead of a key or a payload that is masked as a whole.
 pub(super) const MASKED: &str = "(masked: needs the scope dead-letters:unmasked)";
 
-pub(crate) fn as_text(letter: &DeadLetter, redriven: Option<&RedrivenAs>) -> String {
-    let time = |time: Option<Timestamp>| time.map(|time| time.to_string());
+pub(crate) fn as_text(letter: &DeadLetter) -> String {
+    let key = match &letter.key {
+        _ if is_withheld(letter) => WITHHELD.text(),
+        _ if letter.is_masked("key") => MASKED.text(),
+        None => "(null)".text(),
+        key => key.text(),
+    };
+    let key = key.unwrap_or_default();
     let mut text = fields(&[
-        ("id", Some(letter.id.clone())),
-        ("state", Some(letter.state.as_str().to_owned())),
-        ("written to", redriven.map(redriven_text)),
-        ("dead at", time(letter.dead_at)),
-        ("pipeline", letter.pipeline.clone()),
-        ("class", letter.error_class.clone()),
-        ("code", letter.error_code.clone()),
-        ("message", letter.error_message.clone()),
-        ("failed at", time(letter.failed_at)),
-        ("retries", Some(letter.retry_count.to_string())),
-        ("origin", letter.origin.as_ref().map(origin)),
-        ("written at", time(letter.origin_timestamp)),
-        ("trace", letter.trace_id.clone()),
-        ("job", letter.job_id.clone()),
-        ("group", letter.group.clone()),
-        (
-            "headers of",
-            letter.dialect.map(|dialect| dialect.as_str().to_owned()),
-        ),
-        ("edited", edited(letter)),
-        ("masked", masked(letter)),
-        (
-            "key",
-            Some(match &letter.key {
-                _ if letter.is_payload_withheld => WITHHELD.to_owned(),
-                _ if letter.masked.has("key") => MASKED.to_owned(),
-                None => "(null)".to_owned(),
-                Some(key) => line(key, 1024),
-            }),
-        ),
+        ("id", &letter.id),
+        ("state", &letter.state().name()),
+        ("written to", &letter.redriven_as.as_ref().map(redriven)),
+        ("dead at", &letter.timestamp()),
+        ("pipeline", &letter.pipeline),
+        ("class", &letter.error_class),
+        ("code", &letter.error_code),
+        ("message", &letter.error_message),
+        ("failed at", &letter.failed_at),
+        ("retries", &letter.retry_count),
+        ("origin", &letter.origin.as_ref().map(origin)),
+        ("written at", &letter.origin_timestamp),
+        ("trace", &letter.trace_id),
+        ("job", &letter.job_id),
+        ("group", &letter.group),
+        ("headers of", &letter.dialect().name()),
+        ("edited", &edited(letter)),
+        ("masked", &masked(letter)),
+        ("key", &format_args!("{key}")),
     ]);
-    if letter.is_payload_withheld {
+    if is_withheld(letter) {
         text += &format!("\nheaders\n  {WITHHELD}\n");
     } else if !letter.headers.is_empty() {
         text += "\nheaders\n";
         text += &header_lines(&letter.headers);
     }
-    if letter.are_headers_truncated {
+    if letter.headers_truncated {
         text += "  (more headers are too large to be shown)\n";
     }
     if letter.unreadable_headers > 0 {
@@ -72,41 +68,41 @@ pub(crate) fn as_text(letter: &DeadLetter, redriven: Option<&RedrivenAs>) -> Str
                 None => "payload\n".to_owned(),
             };
             text += &block(value, SHOWN);
-            if letter.is_value_truncated || value.len() > SHOWN {
+            if letter.value_truncated || value.len() > SHOWN {
                 text += "\n(use --payload to write all of it)";
             }
         }
-        (None, Some(size)) if letter.is_payload_withheld => {
+        (None, Some(size)) if is_withheld(letter) => {
             text += &format!("payload, {size} bytes\n{WITHHELD}");
         }
         (None, Some(size)) => text += &format!("payload, {size} bytes\n(use --payload to write it)"),
-        (None, None) if letter.is_payload_withheld && letter.masked.has("value_size") => {
+        (None, None) if is_withheld(letter) && letter.is_masked("value_size") => {
             text += &format!("payload\n{WITHHELD}");
         }
-        (None, None) if letter.masked.has("value") => text += &format!("payload\n{MASKED}"),
+        (None, None) if letter.is_masked("value") => text += &format!("payload\n{MASKED}"),
         (None, None) => text += "payload (null)",
     }
     text
 }
 
+fn is_withheld(letter: &DeadLetter) -> bool {
+    letter.payload_withheld != 0
+}
+
 /// Where its record was written by a redrive, in which job, and what was edited in it.
-fn redriven_text(redriven: &RedrivenAs) -> String {
-    let written = redriven.written.as_ref().map(ToString::to_string);
+fn redriven(redriven: &RedrivenAs) -> String {
+    let written = redriven.written.text();
     let edited = (!redriven.edited.is_empty()).then(|| format!("edited {}", redriven.edited.join(", ")));
     let job = format!("job {}", redriven.redrive_id);
     let parts: Vec<String> = [written, edited, Some(job)].into_iter().flatten().collect();
     parts.join(", ")
 }
 
-pub(crate) fn redriven_json(redriven: &RedrivenAs) -> Json {
-    let written = redriven.written.as_ref().map(ToString::to_string);
-    json!({ "redrive_id": redriven.redrive_id, "edited": redriven.edited, "written": written })
-}
-
 /// Of which dead letter it is an edited copy, and what was edited, as its headers say.
 fn edited(letter: &DeadLetter) -> Option<String> {
+    let headers = from_headers(&letter.headers);
     let header = |name| {
-        let value = letter.headers.last(name)?;
+        let value = headers.last(name)?;
         Some(shortened(&String::from_utf8_lossy(value), SHOWN_NAMES))
     };
     let of = header(REDRIVE_OF)?;
@@ -117,10 +113,7 @@ fn edited(letter: &DeadLetter) -> Option<String> {
 
 /// What is masked: fields, and in them headers and paths.
 fn masked(letter: &DeadLetter) -> Option<String> {
-    let masked = &letter.masked;
-    if masked.fields.is_empty() {
-        return None;
-    }
+    let masked = letter.masked.as_ref()?;
     let parts = masked.fields.iter().map(|field| match field.as_str() {
         "headers" => format!("headers ({})", shortened(&masked.headers.join(", "), SHOWN_NAMES)),
         "value" if !masked.paths.is_empty() => {
@@ -128,82 +121,67 @@ fn masked(letter: &DeadLetter) -> Option<String> {
         }
         field => field.to_owned(),
     });
-    Some(parts.collect::<Vec<_>>().join(", "))
+    parts.collect::<Vec<_>>().join(", ").text()
 }
 
 /// What is known of an origin: its topic, and perhaps its partition and its offset.
 fn origin(origin: &Position) -> String {
     match (origin.partition, origin.offset) {
-        (..0, _) => origin.topic.to_string(),
+        (..0, _) => origin.topic.clone(),
         (partition, ..0) => format!("{}/{partition}", origin.topic),
-        (partition, offset) => format!("{}/{partition}/{offset}", origin.topic),
+        _ => origin.to_string(),
     }
 }
 
+/// The fields that are shown if they say something.
+const OPTIONAL: [&str; 5] = [
+    "key_truncated",
+    "headers",
+    "headers_truncated",
+    "unreadable_headers",
+    "payload_withheld",
+];
+
 pub(crate) fn as_json(letter: &DeadLetter) -> Json {
-    let time = |time: Option<Timestamp>| time.map(|time| time.to_string());
-    let mut object = Map::new();
-    let mut put = |name: &str, value: Json| object.insert(name.to_owned(), value);
-    put("id", json!(letter.id));
-    put("topic", json!(&*letter.position.topic));
-    put("partition", json!(letter.position.partition));
-    put("offset", json!(letter.position.offset));
-    put("dead_at", json!(time(letter.dead_at)));
-    put("state", json!(letter.state.as_str()));
-    put("dialect", json!(letter.dialect.map(Dialect::as_str)));
-    put("pipeline", json!(letter.pipeline));
-    put("error_class", json!(letter.error_class));
-    put("error_code", json!(letter.error_code));
-    put("error_message", json!(letter.error_message));
-    put("failed_at", json!(time(letter.failed_at)));
-    put("retry_count", json!(letter.retry_count));
+    let mut object = object(letter);
+    let position = letter.position.clone().unwrap_or_default();
     let origin = letter.origin.as_ref().map(|origin| {
         json!({
-            "topic": &*origin.topic,
+            "topic": origin.topic,
             "partition": (origin.partition >= 0).then_some(origin.partition),
             "offset": (origin.offset >= 0).then_some(origin.offset),
-            "timestamp": time(letter.origin_timestamp),
+            "timestamp": letter.origin_timestamp.text(),
         })
     });
-    put("origin", json!(origin));
-    put("trace_id", json!(letter.trace_id));
-    put("job_id", json!(letter.job_id));
-    put("group", json!(letter.group));
-    put("value_size", json!(letter.value_size));
-    // What is withheld is not the same as what a record does not have.
-    if letter.is_payload_withheld {
-        object.insert("payload_withheld".to_owned(), true.into());
-    } else {
-        insert_bytes(&mut object, "key", letter.key.as_deref());
+    for (name, value) in [
+        ("topic", json!(position.topic)),
+        ("partition", json!(position.partition)),
+        ("offset", json!(position.offset)),
+        ("origin", json!(origin)),
+        ("dead_at", json!(letter.timestamp().text())),
+        ("payload_withheld", json!(is_withheld(letter))),
+    ] {
+        object.insert(name.to_owned(), value);
     }
-    if letter.is_key_truncated {
-        object.insert("key_truncated".to_owned(), true.into());
-    }
-    if !letter.masked.fields.is_empty() {
-        let masked = &letter.masked;
-        let masked = json!({ "fields": masked.fields, "headers": masked.headers, "paths": masked.paths });
-        object.insert("masked".to_owned(), masked);
-    }
-    // A response without headers and value is not the same as a record that has none.
-    if let Some(value) = &letter.value {
-        insert_bytes(&mut object, "value", Some(value));
-        object.insert("value_truncated".to_owned(), letter.is_value_truncated.into());
-    }
-    if !letter.headers.is_empty() {
-        object.insert("headers".to_owned(), headers_json(&letter.headers));
-    }
-    if letter.are_headers_truncated {
-        object.insert("headers_truncated".to_owned(), true.into());
-    }
-    if letter.unreadable_headers > 0 {
-        object.insert("unreadable_headers".to_owned(), letter.unreadable_headers.into());
-    }
-    Json::Object(object)
+    // What is withheld is not the same as what a record does not have, and a response without headers and value not the same as a record that has none.
+    let is_shown = |name: &str, value: &Json| match name {
+        "position" | "origin_timestamp" | "timestamp_type" | "decoded" | "completeness" => false,
+        "content_hash" | "content_hash_base64" | "state_time" | "state_by" | "state_note" => false,
+        "key" | "key_base64" => !is_withheld(letter),
+        "value" | "value_base64" | "value_truncated" => letter.value.is_some(),
+        "masked" => value["fields"] != json!([]),
+        _ => !OPTIONAL.contains(&name) || ![json!(false), json!(0), json!([])].contains(value),
+    };
+    object.retain(|name, value| is_shown(name, value));
+    object.into()
 }
 
 #[cfg(test)]
 mod tests {
-    use redeliver_client::{DeadLetterState, Headers, Masked};
+    use redeliver_client::Timestamp;
+    use redeliver_client::convert::{to_headers, to_timestamp};
+    use redeliver_client::messages::{DeadLetterState, HeaderDialect, Masked, PayloadWithheld};
+    use redeliver_core::Headers;
 
     use super::*;
 
@@ -215,47 +193,39 @@ mod tests {
         ]
         .into_iter()
         .collect();
+        let time = |millis| Some(to_timestamp(Timestamp::from_millis(millis)));
         DeadLetter {
             id: "crawl-dlq/3/17".to_owned(),
-            position: Position {
-                topic: "crawl-dlq".into(),
-                partition: 3,
-                offset: 17,
-            },
-            dead_at: Some(Timestamp::from_millis(1_763_722_800_123)),
-            timestamp_type: None,
-            state: DeadLetterState::Open,
-            dialect: Some(Dialect::Redeliver),
-            pipeline: Some("crawl".to_owned()),
-            error_class: Some("permanent".to_owned()),
-            error_code: Some("http.404".to_owned()),
-            error_message: Some("not\u{1b}[31m found".to_owned()),
-            failed_at: Some(Timestamp::from_millis(1_763_722_800_100)),
+            position: position("crawl-dlq", 3, 17),
+            dead_at: time(1_763_722_800_123),
+            state: DeadLetterState::Open.into(),
+            dialect: HeaderDialect::Redeliver.into(),
+            pipeline: "crawl".to_owned(),
+            error_class: "permanent".to_owned(),
+            error_code: "http.404".to_owned(),
+            error_message: "not\u{1b}[31m found".to_owned(),
+            failed_at: time(1_763_722_800_100),
             retry_count: 1,
-            origin: Some(Position {
-                topic: "crawl".into(),
-                partition: 0,
-                offset: 5,
-            }),
-            origin_timestamp: None,
+            origin: position("crawl", 0, 5),
             key: Some(bytes::Bytes::from_static(b"k")),
             value_size: Some(3),
             value: Some(bytes::Bytes::from_static(b"\xff\x00a")),
-            is_value_truncated: false,
-            is_key_truncated: false,
-            are_headers_truncated: false,
-            is_payload_withheld: false,
-            masked: Masked::default(),
-            headers,
-            unreadable_headers: 0,
-            trace_id: None,
-            job_id: None,
-            group: None,
+            headers: to_headers(&headers),
+            ..DeadLetter::default()
         }
     }
 
+    fn position(topic: &str, partition: i32, offset: i64) -> Option<Position> {
+        let topic = topic.to_owned();
+        Some(Position {
+            topic,
+            partition,
+            offset,
+        })
+    }
+
     #[test]
-    fn dead_letter_shows_failure_and_payload() {
+    fn a_dead_letter_is_shown_whole() {
         let expected = "\
 id          crawl-dlq/3/17
 state       open
@@ -277,11 +247,13 @@ headers
 
 payload, 3 bytes
 ff 00 61";
-        assert_eq!(as_text(&letter(), None), expected);
+        assert_eq!(as_text(&letter()), expected);
         let mut copy = letter();
-        copy.headers.push_text(REDRIVE_OF, "crawl-dlq/0/5");
-        copy.headers.push_text(REDRIVE_EDITED, "value, key");
-        let shown = as_text(&copy, None);
+        let mut headers = from_headers(&copy.headers);
+        headers.push_text(REDRIVE_OF, "crawl-dlq/0/5");
+        headers.push_text(REDRIVE_EDITED, "value, key");
+        copy.headers = to_headers(&headers);
+        let shown = as_text(&copy);
         assert!(
             shown.contains("\nedited      value, key of crawl-dlq/0/5\n"),
             "{shown}"
@@ -291,24 +263,67 @@ ff 00 61";
             value_size: None,
             ..letter()
         };
-        assert!(as_text(&gone, None).ends_with("\npayload (null)"));
+        assert!(as_text(&gone).ends_with("\npayload (null)"));
         let long = DeadLetter {
             value: Some(vec![b'a'; SHOWN + 1].into()),
             ..letter()
         };
-        assert!(as_text(&long, None).ends_with("… 1 more bytes\n(use --payload to write all of it)"));
+        assert!(as_text(&long).ends_with("… 1 more bytes\n(use --payload to write all of it)"));
     }
 
     #[test]
-    fn withheld_payload_is_not_missing() {
+    fn a_redriven_letter_names_its_copy() {
+        let redriven = RedrivenAs {
+            redrive_id: "01a212ee742fea04".to_owned(),
+            edited: vec!["value".to_owned(), "headers".to_owned()],
+            written: position("crawl-retry-due", 0, 7),
+        };
+        let shown = |redriven: &RedrivenAs| {
+            let letter = DeadLetter {
+                redriven_as: Some(redriven.clone()),
+                ..letter()
+            };
+            (
+                as_text(&letter),
+                as_json(&letter)["redriven_as"]["written"].clone(),
+            )
+        };
+        let (text, written) = shown(&redriven);
+        let line = "\nwritten to  crawl-retry-due/0/7, edited value, headers, job 01a212ee742fea04\n";
+        assert!(text.contains(line), "{text}");
+        assert_eq!(written, json!("crawl-retry-due/0/7"));
+        let unknown = RedrivenAs {
+            edited: Vec::new(),
+            written: None,
+            ..redriven
+        };
+        let (text, written) = shown(&unknown);
+        assert!(text.contains("\nwritten to  job 01a212ee742fea04\n"), "{text}");
+        assert_eq!(written, Json::Null);
+    }
+
+    #[test]
+    fn an_origin_may_lack_a_position() {
+        for (partition, offset, expected) in [(-1, -1, "crawl"), (3, -1, "crawl/3"), (3, 0, "crawl/3/0")] {
+            let letter = DeadLetter {
+                origin: position("crawl", partition, offset),
+                ..letter()
+            };
+            let shown = as_text(&letter);
+            assert!(shown.contains(&format!("\norigin      {expected}\n")), "{shown}");
+        }
+    }
+
+    #[test]
+    fn withheld_and_missing_payloads_differ() {
         let withheld = DeadLetter {
             key: None,
             value: None,
-            headers: Headers::new(),
-            is_payload_withheld: true,
+            headers: Vec::new(),
+            payload_withheld: PayloadWithheld::NoPermission.into(),
             ..letter()
         };
-        let text = as_text(&withheld, None);
+        let text = as_text(&withheld);
         assert!(text.contains("key         (withheld: "), "{text}");
         assert!(
             text.ends_with("payload, 3 bytes\n(withheld: needs the scope dead-letters:payload)"),
@@ -326,14 +341,14 @@ ff 00 61";
         let masked = DeadLetter {
             key: None,
             value_size: None,
-            masked: Masked {
+            masked: Some(Masked {
                 fields: names(&["content_hash", "key", "value_size", "headers", "value"]),
                 headers: names(&["tenant"]),
                 paths: names(&["/card/*"]),
-            },
+            }),
             ..letter()
         };
-        let text = as_text(&masked, None);
+        let text = as_text(&masked);
         let line = "masked      content_hash, key, value_size, headers (tenant), value (/card/*)\n";
         assert!(text.contains(line), "{text}");
         assert!(
@@ -344,18 +359,18 @@ ff 00 61";
         assert_eq!(as_json(&masked)["masked"]["paths"], json!(["/card/*"]));
         let whole = DeadLetter {
             value: None,
-            masked: Masked {
+            masked: Some(Masked {
                 fields: names(&["value", "value_size"]),
                 ..Masked::default()
-            },
+            }),
             ..masked
         };
-        assert!(as_text(&whole, None).ends_with("payload\n(masked: needs the scope dead-letters:unmasked)"));
+        assert!(as_text(&whole).ends_with("payload\n(masked: needs the scope dead-letters:unmasked)"));
         assert!(as_json(&letter()).get("masked").is_none());
     }
 
     #[test]
-    fn binary_numbers_of_headers_are_decoded() {
+    fn binary_numbers_in_headers_are_decoded() {
         let headers: Headers = [
             ("kafka_dlt-original-partition", Some(&2_i32.to_be_bytes()[..])),
             ("other", Some(&2_i32.to_be_bytes()[..])),
@@ -363,11 +378,11 @@ ff 00 61";
         .into_iter()
         .collect();
         let letter = DeadLetter {
-            headers,
+            headers: to_headers(&headers),
             unreadable_headers: 3,
             ..letter()
         };
-        let shown = as_text(&letter, None);
+        let shown = as_text(&letter);
         let expected = "headers\n  kafka_dlt-original-partition: 2\n  other: \\u{0}\\u{0}\\u{0}\\u{2}\n  \
                         (3 more headers have names that are not UTF-8)\n";
         assert!(shown.contains(expected), "{shown}");
@@ -379,5 +394,22 @@ ff 00 61";
         );
         assert_eq!(value["headers"][1].get("decoded"), None);
         assert_eq!(value["unreadable_headers"], json!(3));
+    }
+
+    #[test]
+    fn json_contains_exact_bytes() {
+        let value = as_json(&letter());
+        assert_eq!(value["value_base64"], json!("/wBh"));
+        assert_eq!(value["error_message"], json!("not\u{1b}[31m found"));
+        assert_eq!(value["headers"][1], json!({ "name": "tenant", "value": null }));
+        assert_eq!(value["origin"]["offset"], json!(5));
+        let basic = DeadLetter {
+            value: None,
+            headers: Vec::new(),
+            ..letter()
+        };
+        let basic = as_json(&basic);
+        assert!(basic.get("value").is_none() && basic.get("headers").is_none());
+        assert_eq!(basic["value_size"], json!(3));
     }
 }

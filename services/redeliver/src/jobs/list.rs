@@ -11,18 +11,19 @@ use std::collections::HashMap;
 use std::process::ExitCode;
 
 use clap::Args;
-use redeliver_client::{Job, JobId, JobState, Priority, Timestamp};
+use redeliver_client::convert::{from_state, time, to_timestamp};
+use redeliver_client::messages::{Job, JobRecord};
+use redeliver_client::{JobId, Timestamp};
+use redeliver_core::job::JobState;
 use redeliver_core::{HumanDuration, Record};
 use redeliver_kafka::reader::TopicReader;
-use redeliver_proto::convert::{from_priority, from_state};
-use redeliver_proto::{Message as _, v1};
+use redeliver_proto::Message as _;
 use redeliver_runtime::Config;
 use redeliver_runtime::cli::CommonArgs;
 use redeliver_service::login::kafka_of_command;
-use serde_json::json;
 
 use crate::connection::{CliError, CredentialArgs};
-use crate::output::{Format, Json, OutputArgs, print_items, shortened};
+use crate::output::{Column, Format, Json, OutputArgs, Text as _, object, print_items};
 
 #[derive(Args)]
 pub(super) struct ListArgs {
@@ -61,14 +62,30 @@ pub(super) struct ListArgs {
     pub(super) common: CommonArgs,
 }
 
-const COLUMNS: [&str; 7] = [
-    "id",
-    "app",
-    "state",
-    "due",
-    "priority",
-    "ended",
-    "idempotency key",
+const COLUMNS: [Column<Job>; 7] = [
+    ("id", |job, _| job.id.text()),
+    ("app", |job, _| match job.long_wait {
+        true => Some(format!("{} (long wait)", job.app)),
+        false => job.app.text(),
+    }),
+    ("state", |job, _| job.state().name()),
+    ("due", |job, _| job.scheduled_time.text()),
+    ("priority", |job, _| job.priority().name()),
+    ("ended", |job, _| job.ended_at.text()),
+    ("idempotency key", |job, _| job.idempotency_key.short(40)),
+];
+
+/// What a list does not have.
+const UNLISTED: [&str; 9] = [
+    "accepted_at",
+    "data",
+    "data_base64",
+    "expires_at",
+    "headers",
+    "key",
+    "key_base64",
+    "occurrence",
+    "request_id",
 ];
 
 impl ListArgs {
@@ -80,20 +97,6 @@ impl ListArgs {
 
 fn state(text: &str) -> Result<JobState, String> {
     text.parse().map_err(|error| format!("`{text}` {error}"))
-}
-
-#[derive(Clone, Debug, PartialEq, Eq)]
-struct Row {
-    id: JobId,
-    app: String,
-    state: JobState,
-    priority: Priority,
-    due: Timestamp,
-    ended: Option<Timestamp>,
-    revision: u32,
-    idempotency_key: Option<String>,
-    topic: String,
-    is_long_wait: bool,
 }
 
 pub(super) async fn run(config: &Config, args: &ListArgs) -> Result<ExitCode, CliError> {
@@ -124,7 +127,7 @@ fn read_topic(config: &Config, args: &ListArgs) -> Result<ExitCode, CliError> {
         source: Box::new(source),
     })?;
     let limit = usize::try_from(args.limit).unwrap_or(usize::MAX);
-    let (found, unreadable) = (jobs.rows.len(), jobs.unreadable);
+    let (found, unreadable) = (jobs.found.len(), jobs.unreadable);
     // One that is not in the configuration any more may have jobs.
     if let Some(app) = args.app.as_deref().filter(|_| found == 0)
         && !config.scheduler.apps.contains_key(app)
@@ -134,10 +137,10 @@ fn read_topic(config: &Config, args: &ListArgs) -> Result<ExitCode, CliError> {
             "{app} is neither an application nor a pipeline of the configuration, and there is no job of it"
         )));
     }
-    let rows = jobs.first(limit);
-    print_rows(args.output.format, &rows);
-    if found > rows.len() {
-        eprintln!("showing {} of {found} jobs; use --limit to show more", rows.len());
+    let jobs = jobs.first(limit);
+    print_jobs(args.output.format, &jobs);
+    if found > jobs.len() {
+        eprintln!("showing {} of {found} jobs; use --limit to show more", jobs.len());
     }
     if unreadable > 0 {
         eprintln!("skipped {unreadable} records of the state topic that are not jobs");
@@ -145,8 +148,14 @@ fn read_topic(config: &Config, args: &ListArgs) -> Result<ExitCode, CliError> {
     Ok(ExitCode::SUCCESS)
 }
 
-fn print_rows(format: Format, rows: &[Row]) {
-    print_items(format, &COLUMNS, rows, Row::cells, Row::json);
+fn print_jobs(format: Format, jobs: &[Job]) {
+    print_items(format, &COLUMNS, jobs, as_json);
+}
+
+fn as_json(job: &Job) -> Json {
+    let mut object = object(job);
+    object.retain(|name, _| !UNLISTED.contains(&&**name));
+    object.into()
 }
 
 /// Which jobs of the state topic to list.
@@ -161,18 +170,21 @@ struct Filter {
 }
 
 impl Filter {
-    fn matches(&self, row: &Row) -> bool {
-        self.app.as_ref().is_none_or(|app| *app == row.app)
-            && self.state.is_none_or(|state| state == row.state)
-            && self.from.is_none_or(|from| row.due >= from)
-            && self.until.is_none_or(|until| row.due < until)
+    fn matches(&self, job: &JobRecord) -> bool {
+        let due = Timestamp::from_millis(job.due_ms);
+        self.app.as_ref().is_none_or(|app| *app == job.app)
+            && self
+                .state
+                .is_none_or(|state| Some(state) == from_state(job.state()))
+            && self.from.is_none_or(|from| due >= from)
+            && self.until.is_none_or(|until| due < until)
     }
 }
 
 /// The latest state of each job that matches.
 struct Jobs {
     filter: Filter,
-    rows: HashMap<JobId, Row>,
+    found: HashMap<JobId, Job>,
     unreadable: u64,
 }
 
@@ -180,7 +192,7 @@ impl Jobs {
     fn new(filter: Filter) -> Self {
         Self {
             filter,
-            rows: HashMap::new(),
+            found: HashMap::new(),
             unreadable: 0,
         }
     }
@@ -199,99 +211,53 @@ impl Jobs {
             return;
         };
         let Some(value) = &record.value else {
-            self.rows.remove(&id);
+            self.found.remove(&id);
             return;
         };
-        let row = v1::JobRecord::decode(value.clone())
-            .ok()
-            .and_then(|job| Row::new(id, job));
-        let Some(row) = row else {
+        let record = JobRecord::decode(value.clone()).ok();
+        let Some(record) = record.filter(|record| from_state(record.state()).is_some()) else {
             self.unreadable += 1;
             return;
         };
-        if self.filter.matches(&row) {
-            self.rows.insert(id, row);
+        if self.filter.matches(&record) {
+            self.found.insert(id, job(id, record));
         } else {
             // An earlier record of the job may have matched.
-            self.rows.remove(&id);
+            self.found.remove(&id);
         }
     }
 
     /// Waiting jobs, those that are due next first, then ended ones, those that ended last first.
-    fn first(self, limit: usize) -> Vec<Row> {
-        let mut rows: Vec<Row> = self.rows.into_values().collect();
-        rows.sort_unstable_by_key(|row| (row.ended.map(Reverse), row.due, row.id));
-        rows.truncate(limit);
-        rows
+    fn first(self, limit: usize) -> Vec<Job> {
+        let mut jobs: Vec<(JobId, Job)> = self.found.into_iter().collect();
+        jobs.sort_unstable_by_key(|(id, job)| {
+            (time(job.ended_at).map(Reverse), time(job.scheduled_time), *id)
+        });
+        jobs.into_iter().take(limit).map(|(_, job)| job).collect()
     }
 }
 
-impl Row {
-    fn new(id: JobId, job: v1::JobRecord) -> Option<Self> {
-        Some(Self {
-            id,
-            state: from_state(job.state())?,
-            priority: from_priority(job.priority()),
-            due: Timestamp::from_millis(job.due_ms),
-            ended: job.ended_ms.map(Timestamp::from_millis),
-            revision: job.revision,
-            idempotency_key: (!job.idempotency_key.is_empty()).then_some(job.idempotency_key),
-            is_long_wait: job.long_wait,
-            app: job.app,
-            topic: job.topic,
-        })
-    }
-
-    fn of_job(job: Job) -> Self {
-        Self {
-            id: job.id,
-            app: job.app,
-            state: job.state,
-            priority: job.priority,
-            due: job.scheduled_time,
-            ended: job.ended_at,
-            revision: job.revision,
-            idempotency_key: job.idempotency_key,
-            topic: job.topic.unwrap_or_default(),
-            is_long_wait: job.is_long_wait,
-        }
-    }
-
-    fn cells(&self) -> Vec<String> {
-        let app = if self.is_long_wait {
-            format!("{} (long wait)", self.app)
-        } else {
-            self.app.clone()
-        };
-        vec![
-            self.id.to_string(),
-            app,
-            self.state.to_string(),
-            self.due.to_string(),
-            self.priority.to_string(),
-            self.ended.map(|time| time.to_string()).unwrap_or_default(),
-            shortened(self.idempotency_key.as_deref().unwrap_or_default(), 40),
-        ]
-    }
-
-    fn json(&self) -> Json {
-        json!({
-            "id": self.id.to_string(),
-            "app": self.app,
-            "state": self.state.as_str(),
-            "priority": self.priority.as_str(),
-            "scheduled_time": self.due.to_string(),
-            "ended_at": self.ended.map(|time| time.to_string()),
-            "revision": self.revision,
-            "idempotency_key": self.idempotency_key,
-            "topic": self.topic,
-            "long_wait": self.is_long_wait,
-        })
+/// A job of the state topic.
+fn job(id: JobId, record: JobRecord) -> Job {
+    let time = |millis| to_timestamp(Timestamp::from_millis(millis));
+    Job {
+        id: id.to_string(),
+        app: record.app,
+        state: record.state,
+        priority: record.priority,
+        scheduled_time: Some(time(record.due_ms)),
+        ended_at: record.ended_ms.map(time),
+        revision: record.revision,
+        idempotency_key: record.idempotency_key,
+        topic: record.topic,
+        long_wait: record.long_wait,
+        ..Job::default()
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use redeliver_client::messages::JobState as State;
     use redeliver_core::{Headers, Position};
 
     use super::*;
@@ -300,7 +266,7 @@ mod tests {
         JobId::new(Timestamp::from_millis(5), 0, offset)
     }
 
-    fn record(key: &str, value: Option<&v1::JobRecord>) -> Record {
+    fn record(key: &str, value: Option<&JobRecord>) -> Record {
         Record {
             position: Position {
                 topic: "state".into(),
@@ -315,23 +281,24 @@ mod tests {
         }
     }
 
-    fn job(app: &str, state: v1::JobState, due: i64) -> v1::JobRecord {
-        v1::JobRecord {
+    fn job(app: &str, state: State, due: i64) -> JobRecord {
+        JobRecord {
             app: app.to_owned(),
             state: state.into(),
             due_ms: due,
-            ..v1::JobRecord::default()
+            ..JobRecord::default()
         }
     }
 
     fn listed(jobs: Jobs) -> Vec<u64> {
-        jobs.first(10).iter().map(|row| row.id.offset()).collect()
+        let ids = jobs.first(10).into_iter().map(|job| job.id.parse::<JobId>());
+        ids.map(|id| id.unwrap().offset()).collect()
     }
 
     #[test]
-    fn latest_record_of_job_counts() {
-        let waits = job("a", v1::JobState::Scheduled, 50);
-        let gone = job("a", v1::JobState::Dispatched, 50);
+    fn the_latest_record_counts() {
+        let waits = job("a", State::Scheduled, 50);
+        let gone = job("a", State::Dispatched, 50);
         let mut all = Jobs::new(Filter::default());
         let mut waiting = Jobs::new(Filter {
             state: Some(JobState::Scheduled),
@@ -349,7 +316,7 @@ mod tests {
     }
 
     #[test]
-    fn jobs_are_ordered_by_due_time() {
+    fn matching_jobs_are_ordered() {
         let mut jobs = Jobs::new(Filter {
             app: Some("a".to_owned()),
             from: Some(Timestamp::from_millis(20)),
@@ -364,7 +331,7 @@ mod tests {
             (5, "a", 19),
             (6, "a", 31),
         ] {
-            let job = job(app, v1::JobState::Scheduled, due);
+            let job = job(app, State::Scheduled, due);
             jobs.note(&record(&id(offset).to_string(), Some(&job)));
         }
         assert_eq!(listed(jobs), [3, 4, 1]);
@@ -374,9 +341,9 @@ mod tests {
     fn ended_jobs_follow_waiting_ones() {
         let mut jobs = Jobs::new(Filter::default());
         for (offset, due, ended) in [(1, 10, Some(70)), (2, 90, None), (3, 20, Some(80)), (4, 50, None)] {
-            let job = v1::JobRecord {
+            let job = JobRecord {
                 ended_ms: ended,
-                ..job("a", v1::JobState::Scheduled, due)
+                ..job("a", State::Scheduled, due)
             };
             jobs.note(&record(&id(offset).to_string(), Some(&job)));
         }
@@ -389,11 +356,11 @@ mod tests {
         jobs.note(&record("x", None));
         jobs.note(&record(
             &id(1).to_string(),
-            Some(&job("a", v1::JobState::Unspecified, 1)),
+            Some(&job("a", State::Unspecified, 1)),
         ));
         let mut broken = record(&id(1).to_string(), None);
         broken.value = Some(bytes::Bytes::from_static(b"\xff"));
         jobs.note(&broken);
-        assert_eq!((jobs.unreadable, jobs.rows.len()), (3, 0));
+        assert_eq!((jobs.unreadable, jobs.found.len()), (3, 0));
     }
 }

@@ -1,98 +1,88 @@
 //! A job as text and as JSON.
 
-use redeliver_client::{Job, Timestamp};
-use serde_json::{Map, json};
+use redeliver_client::convert::time;
+use redeliver_client::messages::Job;
 
-use crate::output::{Json, block, fields, header_lines, headers_json, insert_bytes, line};
+use crate::output::{Json, block, fields, header_lines, object};
 
 /// Limit of the data in text output, in bytes.
 const SHOWN: usize = 16 * 1024;
 
+fn has_ended(job: &Job) -> bool {
+    time(job.ended_at).is_some()
+}
+
 pub(super) fn as_text(job: &Job) -> String {
-    let is_waiting = job.ended_at.is_none();
     let mut text = fields(&[
-        ("id", Some(job.id.to_string())),
-        ("app", Some(job.app.clone())),
-        ("state", Some(job.state.to_string())),
-        ("due", Some(job.scheduled_time.to_string())),
-        ("priority", Some(job.priority.to_string())),
-        ("accepted at", Some(job.accepted_at.to_string())),
-        ("ended at", job.ended_at.map(|time| time.to_string())),
-        ("expires at", job.expires_at.map(|time| time.to_string())),
-        ("revision", Some(job.revision.to_string())),
-        ("idempotency key", job.idempotency_key.clone()),
-        ("request id", Some(job.request_id.clone())),
-        ("occurrence", job.occurrence.clone()),
-        ("topic", job.topic.clone()),
-        ("key", job.key.as_ref().map(|key| line(key, 1024))),
+        ("id", &job.id),
+        ("app", &job.app),
+        ("state", &job.state().name()),
+        ("due", &job.scheduled_time),
+        ("priority", &job.priority().name()),
+        ("accepted at", &job.accepted_at),
+        ("ended at", &job.ended_at),
+        ("expires at", &job.expires_at),
+        ("revision", &job.revision),
+        ("idempotency key", &job.idempotency_key),
+        ("request id", &job.request_id),
+        ("occurrence", &job.occurrence),
+        ("topic", &job.topic),
+        ("key", &job.key),
     ]);
     if !job.headers.is_empty() {
         text += "\nheaders\n";
         text += &header_lines(&job.headers);
     }
     // The scheduler does not keep the data of a job that has ended.
-    if is_waiting {
+    if !has_ended(job) {
         text += &format!("\ndata, {} bytes\n", job.data.len());
         text += &block(&job.data, SHOWN);
     }
     text
 }
 
+/// The record to dispatch.
+const RECORD: [&str; 5] = ["key", "key_base64", "data", "data_base64", "headers"];
+
 pub(super) fn as_json(job: &Job) -> Json {
-    let time = |time: Option<Timestamp>| time.map(|time| time.to_string());
-    let mut object = Map::new();
-    let mut put = |name: &str, value: Json| object.insert(name.to_owned(), value);
-    put("id", json!(job.id.to_string()));
-    put("app", json!(job.app));
-    put("state", json!(job.state.as_str()));
-    put("priority", json!(job.priority.as_str()));
-    put("scheduled_time", json!(job.scheduled_time.to_string()));
-    put("accepted_at", json!(job.accepted_at.to_string()));
-    put("ended_at", json!(time(job.ended_at)));
-    put("expires_at", json!(time(job.expires_at)));
-    put("revision", json!(job.revision));
-    put("idempotency_key", json!(job.idempotency_key));
-    put("request_id", json!(job.request_id));
-    put("occurrence", json!(job.occurrence));
-    put("topic", json!(job.topic));
-    if job.ended_at.is_none() {
-        insert_bytes(&mut object, "key", job.key.as_deref());
-        insert_bytes(&mut object, "data", Some(&job.data));
-        object.insert("headers".to_owned(), headers_json(&job.headers));
-    }
-    Json::Object(object)
+    let mut object = object(job);
+    object.retain(|name, _| name != "long_wait" && !(has_ended(job) && RECORD.contains(&&**name)));
+    object.into()
 }
 
 #[cfg(test)]
 mod tests {
-    use redeliver_client::{JobId, JobState, Priority};
+    use redeliver_client::Timestamp;
+    use redeliver_client::convert::to_timestamp;
+    use redeliver_client::messages::{Header, JobState, Priority};
+    use serde_json::json;
 
     use super::*;
 
     fn job() -> Job {
+        let time = |millis| Some(to_timestamp(Timestamp::from_millis(millis)));
         Job {
-            id: JobId::new(Timestamp::from_millis(1_763_722_800_123), 3, 4),
+            id: "01KAJQ6Z2B0003000000000A7X".to_owned(),
             app: "sms".to_owned(),
-            state: JobState::Scheduled,
-            priority: Priority::High,
-            scheduled_time: Timestamp::from_millis(1_763_722_900_000),
-            accepted_at: Timestamp::from_millis(1_763_722_800_124),
+            state: JobState::Scheduled.into(),
+            priority: Priority::High.into(),
+            scheduled_time: time(1_763_722_900_000),
+            accepted_at: time(1_763_722_800_124),
             revision: 1,
-            idempotency_key: Some("sms-1".to_owned()),
+            idempotency_key: "sms-1".to_owned(),
             request_id: "01KAJQ6Z2B0003000000000A7X".to_owned(),
             data: bytes::Bytes::from_static(b"{\"a\":1}"),
-            key: None,
-            headers: [("a", Some(&b"b"[..]))].into_iter().collect(),
-            topic: Some("sms-jobs".to_owned()),
-            ended_at: None,
-            expires_at: None,
-            occurrence: None,
-            is_long_wait: false,
+            headers: vec![Header {
+                name: "a".to_owned(),
+                value: Some(bytes::Bytes::from_static(b"b")),
+            }],
+            topic: "sms-jobs".to_owned(),
+            ..Job::default()
         }
     }
 
     #[test]
-    fn job_shows_its_record() {
+    fn a_waiting_job_shows_its_record() {
         let expected = format!(
             "\
 id               {}
@@ -119,5 +109,22 @@ data, 7 bytes
             (&value["data"], &value["key"]),
             (&json!("{\"a\":1}"), &Json::Null)
         );
+    }
+
+    #[test]
+    fn an_ended_job_has_no_data() {
+        let ended = Job {
+            state: JobState::Dispatched.into(),
+            ended_at: Some(to_timestamp(Timestamp::from_millis(1_763_722_900_003))),
+            data: bytes::Bytes::new(),
+            headers: Vec::new(),
+            ..job()
+        };
+        let text = as_text(&ended);
+        assert!(
+            text.contains("ended at         2025-11-21T11:01:40.003Z\n") && !text.contains("data"),
+            "{text}"
+        );
+        assert!(as_json(&ended).get("data").is_none());
     }
 }

@@ -3,10 +3,11 @@
 use std::process::ExitCode;
 
 use clap::{ArgGroup, Args};
-use redeliver_client::messages::{OccurrencePreview, OccurrenceReason};
-use redeliver_client::{PreviewOf, Timestamp};
+use redeliver_client::Timestamp;
+use redeliver_client::convert::to_timestamp;
+use redeliver_client::messages::preview_schedule_request::Schedule as Previewed;
+use redeliver_client::messages::{OccurrencePreview, OccurrenceReason, PreviewScheduleRequest};
 use redeliver_core::{Clock as _, SystemClock};
-use redeliver_proto::convert::from_timestamp;
 use redeliver_recurrence::{Progress, Schedule, ScheduleId};
 use redeliver_runtime::Config;
 use redeliver_runtime::cli::CommonArgs;
@@ -16,10 +17,10 @@ use redeliver_scheduler::schedules::write_preview;
 use serde_json::json;
 
 use super::definition::{TimingArgs, default_zone, read_definition};
-use super::{ClientError, failure};
+use super::failure;
 use crate::connection::CliError;
 use crate::jobs::SchedulerArgs;
-use crate::output::{Json, OutputArgs, print_items};
+use crate::output::{Column, OutputArgs, Text as _, print_items};
 
 #[derive(Args)]
 #[command(group = ArgGroup::new("what").required(true).args(["cron", "every", "file", "id"]))]
@@ -74,42 +75,36 @@ pub(super) async fn run(config: &Config, args: &PreviewArgs) -> Result<ExitCode,
     let occurrences = match &args.id {
         Some(id) => {
             let client = args.scheduler.connect_to_schedules(config).await?;
-            let preview = client.preview(PreviewOf::Schedule(id.clone()), args.after, args.count);
-            let preview: Result<_, ClientError> = preview.await;
-            preview.map_err(|error| failure(id, error))?
+            let request = PreviewScheduleRequest {
+                schedule: Some(Previewed::Id(id.clone())),
+                after: args.after.map(to_timestamp),
+                count: args.count,
+            };
+            let preview = client.preview(request).await;
+            preview.map_err(|error| failure(id, error))?.occurrences
         }
         None => args.of_definition(config)?,
     };
-    print_items(
-        args.output.format,
-        &["nominal time", "local time", "latest due", "reason"],
-        &occurrences,
-        row,
-        as_json,
-    );
+    let as_json = |occurrence: &OccurrencePreview| json!(OccurrenceView::from(occurrence.clone()));
+    print_items(args.output.format, &COLUMNS, &occurrences, as_json);
     Ok(ExitCode::SUCCESS)
 }
 
-fn time(time: Option<&prost_types::Timestamp>) -> Option<String> {
-    Some(from_timestamp(time?)?.to_string())
-}
-
-fn row(occurrence: &OccurrencePreview) -> Vec<String> {
-    let nominal = time(occurrence.nominal_time.as_ref()).unwrap_or_default();
-    let latest = time(occurrence.latest_due_time.as_ref()).unwrap_or_default();
-    let reason = match occurrence.reason() {
-        OccurrenceReason::Unspecified | OccurrenceReason::Regular => String::new(),
-        OccurrenceReason::Anchor => "anchor".to_owned(),
+const COLUMNS: [Column<OccurrencePreview>; 4] = [
+    ("nominal time", |occurrence, _| occurrence.nominal_time.text()),
+    ("local time", |occurrence, _| occurrence.local_time.text()),
+    ("latest due", |occurrence, _| {
+        let latest = occurrence.latest_due_time.text();
+        latest.filter(|_| occurrence.latest_due_time != occurrence.nominal_time)
+    }),
+    ("reason", |occurrence, _| match occurrence.reason() {
+        OccurrenceReason::Unspecified | OccurrenceReason::Regular => None,
+        OccurrenceReason::Anchor => "anchor".text(),
         OccurrenceReason::ShiftedByGap => {
-            format!("shifted: {} does not exist", occurrence.missing_local_time)
+            let missing = &occurrence.missing_local_time;
+            Some(format!("shifted: {missing} does not exist"))
         }
-        OccurrenceReason::FirstOfOverlap => "first of two".to_owned(),
-        OccurrenceReason::SecondOfOverlap => "second of two".to_owned(),
-    };
-    let latest = if latest == nominal { String::new() } else { latest };
-    vec![nominal, occurrence.local_time.clone(), latest, reason]
-}
-
-fn as_json(occurrence: &OccurrencePreview) -> Json {
-    json!(OccurrenceView::from(occurrence.clone()))
-}
+        OccurrenceReason::FirstOfOverlap => "first of two".text(),
+        OccurrenceReason::SecondOfOverlap => "second of two".text(),
+    }),
+];

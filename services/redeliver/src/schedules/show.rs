@@ -1,53 +1,28 @@
 //! A schedule as text, as a row and as JSON.
 
-use redeliver_client::Timestamp;
+use redeliver_client::convert::time;
 use redeliver_client::messages::schedule_spec::Timing;
-use redeliver_client::messages::{
-    CronTiming, GapPolicy, JobTemplate, Misfire, MisfirePolicy, OverlapPolicy, Schedule, ScheduleState,
-};
-use redeliver_proto::convert::{from_duration, from_headers, from_priority, from_timestamp};
+use redeliver_client::messages::{CronTiming, JobTemplate, Misfire, Schedule};
 use redeliver_scheduler::api::ScheduleView;
 use serde_json::json;
 
-use crate::dlq::rounded;
-use crate::output::{Json, block, fields, header_lines, line};
+use crate::output::{Column, Json, Text as _, block, due, fields, header_lines};
 
 /// Limit of the data in text output, in bytes.
 const SHOWN: usize = 16 * 1024;
 
-pub(super) const COLUMNS: [&str; 10] = [
-    "id",
-    "app",
-    "state",
-    "times",
-    "zone",
-    "next",
-    "in",
-    "dispatched",
-    "skipped",
-    "problem",
+pub(super) const COLUMNS: [Column<Schedule>; 10] = [
+    ("id", |schedule, _| schedule.id.text()),
+    ("app", |schedule, _| job(schedule).app.text()),
+    ("state", |schedule, _| schedule.state().name()),
+    ("times", |schedule, _| times(schedule).0.text()),
+    ("zone", |schedule, _| times(schedule).1.text()),
+    ("next", |schedule, _| schedule.next_due_time.text()),
+    ("in", |schedule, now| due(time(schedule.next_due_time), now)),
+    ("dispatched", |schedule, _| schedule.dispatched.text()),
+    ("skipped", |schedule, _| schedule.skipped.text()),
+    ("problem", |schedule, _| schedule.problem.text()),
 ];
-
-fn time(time: Option<&prost_types::Timestamp>) -> Option<Timestamp> {
-    from_timestamp(time?)
-}
-
-fn shown(time_of: Option<&prost_types::Timestamp>) -> Option<String> {
-    time(time_of).map(|time| time.to_string())
-}
-
-fn duration(duration: Option<&prost_types::Duration>) -> Option<String> {
-    Some(from_duration(duration?)?.to_string())
-}
-
-fn state(schedule: &Schedule) -> &'static str {
-    match schedule.state() {
-        ScheduleState::Unspecified => "unknown",
-        ScheduleState::Active => "active",
-        ScheduleState::Paused => "paused",
-        ScheduleState::Finished => "finished",
-    }
-}
 
 fn job(schedule: &Schedule) -> JobTemplate {
     let spec = schedule.spec.as_ref();
@@ -59,71 +34,46 @@ fn times(schedule: &Schedule) -> (String, String) {
     match schedule.spec.as_ref().and_then(|spec| spec.timing.as_ref()) {
         Some(Timing::Cron(cron)) => (cron.expression.clone(), cron.zone.clone().unwrap_or_default()),
         Some(Timing::Every(every)) => {
-            let interval = duration(every.interval.as_ref()).unwrap_or_default();
+            let interval = every.interval.text().unwrap_or_default();
             (format!("every {interval}"), String::new())
         }
         None => (String::new(), String::new()),
     }
 }
 
-/// How long it takes until the next occurrence is due.
-fn until_next(schedule: &Schedule, now: Timestamp) -> String {
-    match time(schedule.next_due_time.as_ref()) {
-        None => String::new(),
-        Some(next) if next > now => format!("in {}", rounded(next.since(now))),
-        Some(next) => format!("{} late", rounded(now.since(next))),
-    }
-}
-
-pub(super) fn row(schedule: &Schedule, now: Timestamp) -> Vec<String> {
-    let (times, zone) = times(schedule);
-    vec![
-        schedule.id.clone(),
-        job(schedule).app,
-        state(schedule).to_owned(),
-        times,
-        zone,
-        shown(schedule.next_due_time.as_ref()).unwrap_or_default(),
-        until_next(schedule, now),
-        schedule.dispatched.to_string(),
-        schedule.skipped.to_string(),
-        schedule.problem.clone(),
-    ]
-}
-
 pub(super) fn as_text(schedule: &Schedule) -> String {
     let spec = schedule.spec.clone().unwrap_or_default();
     let job = job(schedule);
     let (times, zone) = times(schedule);
-    let some = |text: String| (!text.is_empty()).then_some(text);
+    let cron = cron_of(schedule);
     let mut text = fields(&[
-        ("id", Some(schedule.id.clone())),
-        ("app", Some(job.app.clone())),
-        ("state", Some(state(schedule).to_owned())),
-        ("times", Some(times)),
-        ("zone", some(zone)),
-        ("gap", cron_of(schedule).and_then(gap).map(str::to_owned)),
-        ("overlap", cron_of(schedule).and_then(overlap).map(str::to_owned)),
-        ("start", shown(spec.start.as_ref())),
-        ("end", shown(spec.end.as_ref())),
-        ("max count", spec.max_count.map(|count| count.to_string())),
-        ("jitter", duration(spec.jitter.as_ref())),
-        ("misfire", spec.misfire.as_ref().map(misfire_text)),
-        ("next nominal time", shown(schedule.next_nominal_time.as_ref())),
-        ("next due time", shown(schedule.next_due_time.as_ref())),
-        ("problem", some(schedule.problem.clone())),
-        ("dispatched", Some(schedule.dispatched.to_string())),
-        ("skipped", Some(schedule.skipped.to_string())),
-        ("decided until", shown(schedule.decided_until.as_ref())),
-        ("created at", shown(schedule.created_at.as_ref())),
-        ("revision", Some(schedule.revision.to_string())),
-        ("priority", Some(from_priority(job.priority()).to_string())),
-        ("expire after", duration(job.expire_after.as_ref())),
-        ("key", job.key.as_ref().map(|key| line(key, 1024))),
+        ("id", &schedule.id),
+        ("app", &format_args!("{}", job.app)),
+        ("state", &schedule.state().name()),
+        ("times", &format_args!("{times}")),
+        ("zone", &zone),
+        ("gap", &cron.and_then(|cron| cron.gap().name())),
+        ("overlap", &cron.and_then(|cron| cron.overlap().name())),
+        ("start", &spec.start),
+        ("end", &spec.end),
+        ("max count", &spec.max_count),
+        ("jitter", &spec.jitter),
+        ("misfire", &spec.misfire.as_ref().map(misfire_text)),
+        ("next nominal time", &schedule.next_nominal_time),
+        ("next due time", &schedule.next_due_time),
+        ("problem", &schedule.problem),
+        ("dispatched", &schedule.dispatched),
+        ("skipped", &schedule.skipped),
+        ("decided until", &schedule.decided_until),
+        ("created at", &schedule.created_at),
+        ("revision", &schedule.revision),
+        ("priority", &job.priority().name()),
+        ("expire after", &job.expire_after),
+        ("key", &job.key),
     ]);
     if !job.headers.is_empty() {
         text += "\nheaders\n";
-        text += &header_lines(&from_headers(&job.headers));
+        text += &header_lines(&job.headers);
     }
     if !job.data.is_empty() {
         text += &format!("\ndata, {} bytes\n", job.data.len());
@@ -139,35 +89,12 @@ fn cron_of(schedule: &Schedule) -> Option<&CronTiming> {
     }
 }
 
-fn gap(cron: &CronTiming) -> Option<&'static str> {
-    match cron.gap() {
-        GapPolicy::Unspecified => None,
-        GapPolicy::Shift => Some("shift"),
-        GapPolicy::Skip => Some("skip"),
-    }
-}
-
-fn overlap(cron: &CronTiming) -> Option<&'static str> {
-    match cron.overlap() {
-        OverlapPolicy::Unspecified => None,
-        OverlapPolicy::First => Some("first"),
-        OverlapPolicy::Both => Some("both"),
-    }
-}
-
-fn policy(misfire: &Misfire) -> &'static str {
-    match misfire.policy() {
-        MisfirePolicy::Skip => "skip",
-        MisfirePolicy::Unspecified | MisfirePolicy::Once => "once",
-        MisfirePolicy::All => "all",
-    }
-}
-
 fn misfire_text(misfire: &Misfire) -> String {
     let limit = misfire.limit.map(|limit| format!(" up to {limit}"));
     let limit = limit.unwrap_or_default();
-    let grace = duration(misfire.grace.as_ref()).unwrap_or_default();
-    format!("{}{limit}, after {grace}", policy(misfire))
+    let policy = misfire.policy().name().unwrap_or_default();
+    let grace = misfire.grace.text().unwrap_or_default();
+    format!("{policy}{limit}, after {grace}")
 }
 
 /// A schedule as REST shows it in answers to changes and in lists: without data, key and headers.
@@ -182,8 +109,8 @@ pub(super) fn definition_json(schedule: &Schedule) -> String {
 
 #[cfg(test)]
 mod tests {
-    use redeliver_client::messages::{ScheduleSpec, ScheduleState};
-    use redeliver_proto::convert::to_timestamp;
+    use redeliver_client::convert::to_timestamp;
+    use redeliver_client::messages::{GapPolicy, MisfirePolicy, OverlapPolicy, ScheduleSpec, ScheduleState};
     use redeliver_scheduler::request::read_schedule_json;
 
     use super::*;
@@ -224,8 +151,14 @@ mod tests {
     }
 
     #[test]
-    fn row_shows_next_occurrence() {
-        let row_at = |now: &str| row(&schedule(), now.parse().unwrap());
+    fn a_row_shows_the_next_occurrence() {
+        let row_at = |now: &str| {
+            let now = now.parse().unwrap();
+            let cells = COLUMNS
+                .iter()
+                .map(|(_, cell)| cell(&schedule(), now).unwrap_or_default());
+            cells.collect::<Vec<_>>()
+        };
         assert_eq!(
             row_at("2026-11-24T22:20:00Z"),
             [
@@ -245,7 +178,30 @@ mod tests {
     }
 
     #[test]
-    fn shown_json_can_be_read() {
+    fn a_schedule_shows_policies_and_job() {
+        let expected = "\
+id                 nightly
+app                sms
+state              active
+times              30 2 * * *
+zone               Europe/Berlin
+gap                shift
+overlap            first
+misfire            all up to 5, after 1m
+next nominal time  2026-11-25T01:30:00.000Z
+next due time      2026-11-25T01:30:00.000Z
+dispatched         7
+skipped            0
+revision           2
+priority           normal
+
+data, 2 bytes
+{}";
+        assert_eq!(as_text(&schedule()), expected);
+    }
+
+    #[test]
+    fn what_is_shown_in_json_can_be_read_again() {
         let mut shown = schedule();
         let job = shown.spec.as_mut().unwrap().job.as_mut().unwrap();
         job.data = bytes::Bytes::from_static(b"{ \"n\": 1.50 }");

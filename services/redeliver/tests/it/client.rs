@@ -2,9 +2,10 @@
 
 use std::time::Duration;
 
+use redeliver_client::convert::{from_headers, time};
+use redeliver_client::messages::{Job, JobState, Outcome};
 use redeliver_client::{
-    ClientError, Code, Endpoint, Job, JobClient, JobOutcome, JobProducer, JobRequest, JobState,
-    KafkaSettings, When,
+    ClientError, Code, Endpoint, JobClient, JobProducer, JobRequest, KafkaSettings, When,
 };
 use redeliver_testkit::{binary, brokers, eventually_async, run, unique};
 
@@ -57,11 +58,11 @@ async fn one_job_over_kafka_and_grpc(services: &Services) {
     for id in [free, first] {
         let job = until(&jobs, id, |_| true).await;
         assert_eq!(
-            (job.id, job.state, &job.data[..]),
-            (id, JobState::Scheduled, &b"x"[..])
+            (job.id.parse(), job.state(), &job.data[..]),
+            (Ok(id), JobState::Scheduled, &b"x"[..])
         );
         assert_eq!(
-            (job.key.as_deref(), job.headers.last("a")),
+            (job.key.as_deref(), from_headers(&job.headers).last("a")),
             (Some(&b"k"[..]), Some(&b"b"[..]))
         );
     }
@@ -86,26 +87,26 @@ async fn one_job_over_kafka_and_grpc(services: &Services) {
         .reschedule_by_key(APP, "event", When::After(HOUR))
         .await
         .unwrap();
-    assert_eq!(again.outcome, JobOutcome::Rescheduled);
+    assert_eq!(again.outcome, Outcome::Rescheduled);
     producer.cancel_by_key(APP, "event").await.unwrap();
-    until(&jobs, moving.id, |job| job.state == JobState::Cancelled).await;
+    until(&jobs, moving.id, |job| job.state() == JobState::Cancelled).await;
     let late = jobs.cancel_by_key(APP, "event").await.unwrap();
-    assert_eq!(late.outcome, JobOutcome::AlreadyCancelled);
+    assert_eq!(late.outcome, Outcome::AlreadyCancelled);
 
     producer.reschedule(free, When::After(2 * HOUR)).await.unwrap();
     let moved = until(&jobs, free, |job| job.revision == 2).await;
     assert!(
-        moved.scheduled_time >= moved.accepted_at.after(2 * HOUR),
+        time(moved.scheduled_time) >= time(moved.accepted_at).map(|at| at.after(2 * HOUR)),
         "{moved:?}"
     );
     producer.cancel(free).await.unwrap();
-    until(&jobs, free, |job| job.state == JobState::Cancelled).await;
+    until(&jobs, free, |job| job.state() == JobState::Cancelled).await;
     let late = jobs.cancel(free).await.unwrap();
-    assert_eq!(late.outcome, JobOutcome::AlreadyCancelled);
+    assert_eq!(late.outcome, Outcome::AlreadyCancelled);
     let cancelled = jobs.cancel(first).await.unwrap();
-    assert_eq!(cancelled.outcome, JobOutcome::Cancelled);
-    assert_eq!(cancelled.job.map(|job| job.state), Some(JobState::Cancelled));
-    assert_eq!(jobs.cancel(second).await.unwrap().outcome, JobOutcome::Unknown);
+    assert_eq!(cancelled.outcome, Outcome::Cancelled);
+    assert_eq!(cancelled.job.map(|job| job.state()), Some(JobState::Cancelled));
+    assert_eq!(jobs.cancel(second).await.unwrap().outcome, Outcome::Unknown);
     assert_eq!(jobs.stats(None, 1).await.unwrap().scheduled, 0);
 }
 

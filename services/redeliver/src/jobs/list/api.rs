@@ -2,15 +2,15 @@
 
 use std::process::ExitCode;
 
-use redeliver_client::{JobClient, JobState, ListJobs};
+use redeliver_client::JobClient;
+use redeliver_client::convert::to_timestamp;
+use redeliver_client::messages::ListJobsRequest;
+use redeliver_core::job::JobState;
 use redeliver_runtime::Config;
 
-use super::{ListArgs, Row, print_rows};
+use super::{ListArgs, as_json, print_jobs};
 use crate::connection::{CliError, scheduler};
-use crate::output::Format;
-
-/// The scheduler's limit.
-const PAGE: u32 = 1_000;
+use crate::pages::read_pages;
 
 pub(super) async fn run(config: &Config, args: &ListArgs) -> Result<ExitCode, CliError> {
     if let Some(state) = args.state.filter(|state| *state != JobState::Scheduled) {
@@ -26,36 +26,23 @@ pub(super) async fn run(config: &Config, args: &ListArgs) -> Result<ExitCode, Cl
         .endpoint(server.as_deref(), &service, args.timeout.duration())?;
     let connected = JobClient::connect(&endpoint).await;
     let client = connected.map_err(|error| service.failure(error))?;
-    let mut request = ListJobs {
-        app: args.app.clone(),
-        due_from: args.from,
-        due_until: args.until,
-        ..ListJobs::default()
-    };
     let format = args.output.format;
-    let (mut rows, mut count) = (Vec::new(), 0);
-    let has_more = loop {
-        let missing = args.limit.saturating_sub(count);
-        request.page_size = u16::try_from(missing.min(PAGE)).unwrap_or(u16::MAX);
-        let page = client.list(&request).await?;
-        count = count.saturating_add(u32::try_from(page.jobs.len()).unwrap_or(u32::MAX));
-        rows.extend(page.jobs.into_iter().map(Row::of_job));
-        // A line needs no other lines, so a list of any length needs little memory.
-        if format == Format::Jsonl {
-            print_rows(format, &rows);
-            rows.clear();
-        }
-        match page.next_page_token {
-            None => break false,
-            Some(_) if count >= args.limit => break true,
-            Some(token) => request.page_token = token,
-        }
-    };
-    if format != Format::Jsonl {
-        print_rows(format, &rows);
-    }
-    if has_more {
-        eprintln!("showing the first {count} jobs; use --limit to show more");
+    let pages = read_pages(args.limit, format, as_json, async |page_size, page_token| {
+        let request = ListJobsRequest {
+            app: args.app.clone().unwrap_or_default(),
+            due_from: args.from.map(to_timestamp),
+            due_until: args.until.map(to_timestamp),
+            page_size,
+            page_token,
+            ..ListJobsRequest::default()
+        };
+        let page = client.list(request).await?;
+        Ok((page.jobs, page.next_page_token))
+    });
+    let pages = pages.await?;
+    print_jobs(format, &pages.items);
+    if pages.has_more {
+        eprintln!("showing the first {} jobs; use --limit to show more", pages.count);
     }
     Ok(ExitCode::SUCCESS)
 }
