@@ -169,7 +169,7 @@ fn refused() -> Vec<Request> {
     json(
         r#"{"appName":7,"delay":"1s","jobData":1}"#,
         "appName",
-        "`appName` is `7`",
+        "`appName` is integer `7`",
     );
     json(
         r#"{"appName":"sms","delay":"1s"}"#,
