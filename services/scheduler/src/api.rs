@@ -53,6 +53,7 @@ use tokio::sync::{mpsc, oneshot, watch};
 use tokio_util::sync::{CancellationToken, DropGuard};
 use tonic::service::Routes;
 use tonic_health::pb::health_server::{Health, HealthServer};
+use tower::Layer as _;
 
 use crate::answers::PendingOutcomes;
 use crate::config::rules;
@@ -368,9 +369,12 @@ fn router<I: Index>(
         .merge(reflected)
         .fallback(not_found);
     let routes = server.check_hosts(checked).merge(health);
-    Ok(routes.layer(middleware::map_request(async |request| {
+    let routes = routes.layer(middleware::map_request(async |request| {
         with_status_of_timeout(request)
-    })))
+    }));
+    // A layer of the router would come after it has chosen the route.
+    let routes = middleware::map_request(rest::split_verb).layer(routes);
+    Ok(Router::new().fallback_service(routes))
 }
 
 fn reflection() -> tonic_reflection::server::Builder<'static> {

@@ -9,15 +9,15 @@ use std::sync::Arc;
 use futures::future::join_all;
 use prometheus_client::metrics::counter::Counter;
 use redeliver_core::{Clock, Failure, Headers};
+use redeliver_proto::v1::change_schedule::Change;
 use redeliver_proto::{auth, v1};
-use redeliver_recurrence::CatchUp;
 use redeliver_service::audit::{Action as Recorded, AuditWriter, Entry, MAX_IDS};
 use redeliver_service::identity::Identity;
 use tokio::sync::{mpsc, oneshot};
 
 use super::error::RequestError;
 use super::schedules::ScheduleView;
-use crate::request::{Action, JobRef, ParsedChange, When};
+use crate::request::{JobRef, When};
 
 /// The maximum number of entries that wait to be written. Further callers wait for room.
 pub(super) const ENTRIES: usize = 1_000;
@@ -71,26 +71,20 @@ impl ChangeLog {
     pub(super) async fn record_schedule(
         &self,
         caller: &Identity,
-        change: &ParsedChange,
+        change: &v1::ChangeSchedule,
         why: &str,
     ) -> Result<(), RequestError> {
-        let (action, details) = described(&change.action);
+        let (action, details) = described(change);
         self.record(entry(caller, action, &change.id, details, why)).await
     }
 
     /// Records that a change of a schedule was refused, after it was recorded. Its caller gets the refusal in any case.
-    pub(super) async fn record_refusal(
-        &self,
-        caller: &Identity,
-        action: &Action<v1::ScheduleSpec>,
-        id: &str,
-        refusal: &str,
-    ) {
-        let (action, _) = described(action);
-        let refused = entry(caller, action, id, format!("refused: {refusal}"), "");
+    pub(super) async fn record_refusal(&self, caller: &Identity, change: &v1::ChangeSchedule, refusal: &str) {
+        let (action, _) = described(change);
+        let refused = entry(caller, action, &change.id, format!("refused: {refusal}"), "");
         if self.record(refused).await.is_err() {
             tracing::warn!(
-                schedule = id,
+                schedule = change.id,
                 refusal,
                 "the audit log does not say that the change was refused"
             );
@@ -164,27 +158,28 @@ fn entry(caller: &Identity, action: Recorded, target: &str, details: String, why
 }
 
 /// What is recorded of a change, without keys, data and the values of headers.
-fn described(action: &Action<v1::ScheduleSpec>) -> (Recorded, String) {
-    match action {
-        Action::Create(spec) => (Recorded::CreateSchedule, definition(spec)),
-        Action::Update {
-            definition: spec,
-            expected_revision,
-        } => {
-            let expected = expected_revision.map(|revision| format!("expects revision {revision}, "));
-            let details = format!("{}{}", expected.unwrap_or_default(), definition(spec));
+fn described(change: &v1::ChangeSchedule) -> (Recorded, String) {
+    match &change.change {
+        Some(Change::Create(create)) => (Recorded::CreateSchedule, definition(create.spec.as_ref())),
+        Some(Change::Update(update)) => {
+            let expected = update.expected_revision;
+            let expected = expected.map(|revision| format!("expects revision {revision}, "));
+            let definition = definition(update.spec.as_ref());
+            let details = format!("{}{definition}", expected.unwrap_or_default());
             (Recorded::UpdateSchedule, details)
         }
-        Action::Pause => (Recorded::PauseSchedule, String::new()),
-        Action::Resume(CatchUp::Skip) => (Recorded::ResumeSchedule, String::new()),
-        Action::Resume(CatchUp::Misfire) => (Recorded::ResumeSchedule, "catches up".to_owned()),
-        Action::Trigger => (Recorded::TriggerSchedule, String::new()),
-        Action::Delete => (Recorded::DeleteSchedule, String::new()),
+        Some(Change::Pause(_)) => (Recorded::PauseSchedule, String::new()),
+        Some(Change::Resume(resume)) if resume.catch_up => {
+            (Recorded::ResumeSchedule, "catches up".to_owned())
+        }
+        Some(Change::Resume(_)) => (Recorded::ResumeSchedule, String::new()),
+        Some(Change::Trigger(_)) => (Recorded::TriggerSchedule, String::new()),
+        Some(Change::Delete(_)) | None => (Recorded::DeleteSchedule, String::new()),
     }
 }
 
-fn definition(spec: &v1::ScheduleSpec) -> String {
-    let mut spec = spec.clone();
+fn definition(spec: Option<&v1::ScheduleSpec>) -> String {
+    let mut spec = spec.cloned().unwrap_or_default();
     let job = spec.job.get_or_insert_default();
     let (data, key) = (job.data.len(), job.key.take().map(|key| key.len()));
     let headers: Vec<String> = job.headers.drain(..).map(|header| header.name).collect();
@@ -329,9 +324,12 @@ mod tests {
             }),
             ..v1::ScheduleSpec::default()
         };
-        let update = Action::Update {
-            definition: Box::new(spec),
-            expected_revision: Some(3),
+        let update = v1::ChangeSchedule {
+            change: Some(Change::Update(v1::change_schedule::Update {
+                spec: Some(spec),
+                expected_revision: Some(3),
+            })),
+            ..v1::ChangeSchedule::default()
         };
         let expected = r#"expects revision 3, data of 6 bytes, key of 6 bytes, headers tenant, {"appName":"sms","cron":{"expression":"30 2 * * *","zone":"Europe/London"}}"#;
         assert_eq!(

@@ -17,10 +17,10 @@ impl From<ControlError> for RequestError {
             ControlError::Refused(refusal) => Self::Refused(refusal),
             ControlError::Invalid { field, problem } => {
                 let field = match field {
-                    "why" => Field::Why,
-                    "rate" => Field::Rate,
-                    "page_token" => Field::PageToken,
-                    _ => Field::Name,
+                    "why" => Field("why"),
+                    "rate" => Field("rate"),
+                    "page_token" => Field("pageToken"),
+                    _ => Field("name"),
                 };
                 field.malformed(Format::Json, &problem).into()
             }

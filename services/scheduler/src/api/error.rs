@@ -338,11 +338,11 @@ impl RequestError {
             && let Some(field) = Field::of(failure)
             && !is_unknown_app(failure)
         {
-            let name = field.protobuf();
+            let name = field.name(Format::Protobuf);
             let problem = failure.message.strip_prefix(&format!("`{name}` "));
             let code = ("code", failure.code.clone());
             let problem = problem.unwrap_or(&failure.message);
-            return error::invalid(name, problem, "REQUEST_INVALID", [code]);
+            return error::invalid(&name, problem, "REQUEST_INVALID", [code]);
         }
         let parts = self.parts();
         if let Some(after) = retry_after {
@@ -361,7 +361,7 @@ impl RequestError {
         let (error_code, field) = match &self {
             Self::Invalid(failure) => (
                 failure.code.clone(),
-                Field::of(failure).map(|field| field.name(Format::Protobuf)),
+                Field::of(failure).map(|field| field.name(Format::Protobuf).into_owned()),
             ),
             _ => (String::new(), None),
         };
@@ -371,7 +371,7 @@ impl RequestError {
             message: parts.message,
             reason: parts.reason.to_uppercase(),
             error_code,
-            field: field.unwrap_or_default().to_owned(),
+            field: field.unwrap_or_default(),
             job_id: parts.job.map(|id| id.to_string()).unwrap_or_default(),
             position: parts.position.map(|at| at.to_string()).unwrap_or_default(),
             retry_after: retry_after.map(|after| prost_types::Duration {
@@ -384,7 +384,10 @@ impl RequestError {
     /// The error as a problem document.
     pub(crate) fn into_problem(self) -> Problem {
         let (code, field) = match &self {
-            Self::Invalid(failure) => (Some(failure.code.clone()), Field::of(failure)),
+            Self::Invalid(failure) => (
+                Some(failure.code.clone()),
+                Field::of(failure).map(|field| field.0.into()),
+            ),
             _ => (None, None),
         };
         let job = match &self {
@@ -407,7 +410,7 @@ impl RequestError {
             status: parts.http,
             code: code.unwrap_or_else(|| parts.reason.to_lowercase()).into(),
             detail: parts.message.into(),
-            field: field.map(|field| field.name(Format::Json)),
+            field,
             job_id: parts.job.map(|id| id.to_string().into()),
             job,
             schedule: parts.schedule.map(|id| {
@@ -476,7 +479,7 @@ fn invalid(failure: Failure) -> ErrorParts {
 }
 
 fn is_unknown_app(failure: &Failure) -> bool {
-    failure.class == ErrorClass::Permanent && Field::of(failure) == Some(Field::App)
+    failure.class == ErrorClass::Permanent && Field::of(failure) == Some(Field("appName"))
 }
 
 #[cfg(test)]
@@ -492,17 +495,17 @@ mod tests {
 
     #[test]
     fn invalid_field_is_named_by_protocol() {
-        let failure = || Field::IdempotencyKey.malformed(Format::Protobuf, "is empty; omit it instead");
+        let failure = || Field("idempotencyKey").malformed(Format::Protobuf, "is empty; omit it instead");
         let status = RequestError::Invalid(failure()).into_status();
         assert_eq!(status.code(), Code::InvalidArgument);
         assert_eq!(status.message(), "idempotency_key: is empty; omit it instead");
         let problem = RequestError::Invalid(failure()).into_problem();
         assert_eq!(problem.status, StatusCode::UNPROCESSABLE_ENTITY);
         assert_eq!(
-            (problem.field, &*problem.code),
+            (problem.field.as_deref(), &*problem.code),
             (Some("idempotencyKey"), "request.idempotencyKey")
         );
-        let app = Field::App.rejected(Format::Protobuf, "is `x`, which is not an application");
+        let app = Field("appName").rejected(Format::Protobuf, "is `x`, which is not an application");
         assert_eq!(
             RequestError::Invalid(app.clone()).into_status().code(),
             Code::NotFound

@@ -16,7 +16,7 @@ use super::jobs::{Accepted, Jobs, trace_headers};
 use super::list::{JobPage, ListJobs};
 use crate::index::Index;
 use crate::job::JobId;
-use crate::request::{Field, Format, JobRef, draft, read_id, read_job_ref, read_timestamp, read_when};
+use crate::request::{Field, Format, JobRef, read_id, read_job_ref, read_timestamp, read_when};
 
 /// The gRPC service.
 pub(crate) struct Service<I>(Arc<Jobs<I>>);
@@ -48,7 +48,7 @@ pub(super) fn caller<T>(request: &Request<T>) -> Result<Identity, Status> {
 }
 
 fn parse_id(text: &str) -> Result<JobId, Status> {
-    read_id(Field::Id, Format::Protobuf, text).map_err(|failure| RequestError::from(failure).into_status())
+    read_id(Field("id"), Format::Protobuf, text).map_err(|failure| RequestError::from(failure).into_status())
 }
 
 /// The application of a request; `None` if it names none.
@@ -62,15 +62,15 @@ fn list_jobs(request: v1::ListJobsRequest) -> Result<ListJobs, Failure> {
             "is {}; expected 1 (scheduled), or 0 for the default",
             request.state
         );
-        Field::State.malformed(Format::Protobuf, &problem)
+        Field("state").malformed(Format::Protobuf, &problem)
     })?;
     let time = |field, time: Option<prost_types::Timestamp>| {
         time.map(|time| read_timestamp(field, &time)).transpose()
     };
     Ok(ListJobs {
         app: named(&request.app).map(str::to_owned),
-        due_from: time(Field::DueFrom, request.due_from)?,
-        due_until: time(Field::DueUntil, request.due_until)?,
+        due_from: time(Field("dueFrom"), request.due_from)?,
+        due_until: time(Field("dueUntil"), request.due_until)?,
         state: from_state(state),
         page_size: request.page_size,
         page_token: request.page_token,
@@ -78,7 +78,7 @@ fn list_jobs(request: v1::ListJobsRequest) -> Result<ListJobs, Failure> {
 }
 
 fn parse_job_ref(id: &str, app: &str, key: &str) -> Result<JobRef, Status> {
-    let job = read_job_ref(Field::Id, Format::Protobuf, id, app, key);
+    let job = read_job_ref(Field("id"), Format::Protobuf, id, app, key);
     job.map_err(|failure| RequestError::from(failure).into_status())
 }
 
@@ -102,11 +102,15 @@ impl<I: Index> JobService for Service<I> {
     ) -> Result<Response<v1::ScheduleJobResponse>, Status> {
         let (caller, trace) = (caller(&request)?, trace(request.metadata()));
         let v1::ScheduleJobRequest { job, no_wait } = request.into_inner();
-        let draft =
-            draft(job.unwrap_or_default()).map_err(|failure| RequestError::from(failure).into_status())?;
         let scheduled = self
             .0
-            .schedule(&caller, draft, Format::Protobuf, !no_wait, trace)
+            .schedule(
+                &caller,
+                job.unwrap_or_default(),
+                Format::Protobuf,
+                !no_wait,
+                trace,
+            )
             .await;
         let accepted = scheduled.map_err(RequestError::into_status)?;
         Ok(Response::new(schedule_response(accepted)))
@@ -120,10 +124,10 @@ impl<I: Index> JobService for Service<I> {
         let v1::BatchScheduleJobsRequest { jobs, no_wait } = request.into_inner();
         let checked = self.0.check_batch(&caller, jobs.len(), Format::Protobuf);
         checked.map_err(RequestError::into_status)?;
-        let drafts = jobs.into_iter().map(|job| Ok(draft(job)?)).collect();
+        let specs = jobs.into_iter().map(Ok).collect();
         let batch = self
             .0
-            .schedule_batch(&caller, drafts, Format::Protobuf, !no_wait, trace)
+            .schedule_batch(&caller, specs, Format::Protobuf, !no_wait, trace)
             .await;
         let results = batch.map_err(RequestError::into_status)?.into_iter();
         let results = results.map(|result| v1::BatchScheduleResult {

@@ -28,7 +28,8 @@ use redeliver_core::{Clock, Headers, Output, Position, Timestamp};
 use redeliver_kafka::murmur2::shard_of;
 use redeliver_kafka::producer::Producer;
 use redeliver_proto::convert::to_timestamp;
-use redeliver_proto::v1;
+use redeliver_proto::v1::job_command::Command as Message;
+use redeliver_proto::{Message as _, v1};
 use redeliver_runtime::config::{Area, Verb};
 use redeliver_runtime::error_chain::error_chain;
 use redeliver_service::control::Controls;
@@ -47,9 +48,7 @@ use crate::answers::{PendingOutcome, PendingOutcomes};
 use crate::codec;
 use crate::index::{Index, Lookup, ShardStats};
 use crate::job::{JobId, Kind};
-use crate::request::{
-    Command, Draft, Envelope, Field, Format, JobRef, ParsedRequest, Rules, When, write_protobuf,
-};
+use crate::request::{self, Command, Envelope, Field, Format, JobRef, Rules, When};
 
 /// How long to wait for an outcome.
 pub(super) const OUTCOME_TIMEOUT: Duration = Duration::from_secs(10);
@@ -120,13 +119,13 @@ impl<I: Index> Jobs<I> {
     pub(crate) async fn schedule(
         &self,
         caller: &Identity,
-        draft: Draft,
+        spec: v1::JobSpec,
         format: Format,
         wait: bool,
         trace: Headers,
     ) -> Result<Accepted, RequestError> {
         let deadline = Instant::now() + OUTCOME_TIMEOUT;
-        self.schedule_one(caller, draft, format, wait, trace, deadline)
+        self.schedule_one(caller, spec, format, wait, trace, deadline)
             .await
     }
 
@@ -139,7 +138,7 @@ impl<I: Index> Jobs<I> {
     ) -> Result<(), RequestError> {
         if jobs == 0 || jobs > MAX_BATCH {
             let problem = format!("has {jobs} jobs; write 1 to {MAX_BATCH}");
-            return Err(Field::Jobs.malformed(format, &problem).into());
+            return Err(Field("jobs").malformed(format, &problem).into());
         }
         let counted = self.rates.take_batch(caller, jobs);
         counted.map_err(RequestError::RateLimited)
@@ -150,14 +149,14 @@ impl<I: Index> Jobs<I> {
     pub(crate) async fn schedule_batch(
         &self,
         caller: &Identity,
-        drafts: Vec<Result<Draft, RequestError>>,
+        specs: Vec<Result<v1::JobSpec, RequestError>>,
         format: Format,
         wait: bool,
         trace: Headers,
     ) -> Result<Vec<Result<Accepted, RequestError>>, RequestError> {
         let deadline = Instant::now() + OUTCOME_TIMEOUT;
-        let scheduling = drafts.into_iter().map(async |draft| {
-            self.schedule_one(caller, draft?, format, wait, trace.clone(), deadline)
+        let scheduling = specs.into_iter().map(async |spec| {
+            self.schedule_one(caller, spec?, format, wait, trace.clone(), deadline)
                 .await
         });
         // Commands with the same key are written in this order.
@@ -167,21 +166,21 @@ impl<I: Index> Jobs<I> {
     async fn schedule_one(
         &self,
         caller: &Identity,
-        draft: Draft,
+        spec: v1::JobSpec,
         format: Format,
         wait: bool,
         trace: Headers,
         deadline: Instant,
     ) -> Result<Accepted, RequestError> {
         // Before the application is looked up, so that the answer does not reveal which applications exist.
-        self.require(caller, Verb::Write, Some(&draft.app), "schedule")?;
-        let partition = match &draft.idempotency_key {
-            Some(key) => shard_of(&draft.app, key, self.partitions),
+        self.require(caller, Verb::Write, Some(&spec.app), "schedule")?;
+        let partition = match &spec.idempotency_key {
+            Some(key) => shard_of(&spec.app, key, self.partitions),
             None => fastrand::i32(0..self.partitions),
         };
-        let has_key = draft.idempotency_key.is_some();
-        let request = ParsedRequest::Schedule(Box::new(draft));
-        let command = self.check(&request, format)?;
+        let has_key = spec.idempotency_key.is_some();
+        let message = Message::Schedule(spec);
+        let command = self.check(&message, format)?;
         // A job with an idempotency key may be a repetition that was accepted before, which only its shard knows.
         if let Command::Schedule(job) = command
             && !has_key
@@ -191,13 +190,13 @@ impl<I: Index> Jobs<I> {
         }
         if !wait {
             let _registered = self.outcomes.register_write()?;
-            let id = self.write(&request, partition, "", trace, deadline).await?;
+            let id = self.write(message, partition, "", trace, deadline).await?;
             return Ok(Accepted { id, result: None });
         }
         // Registered before the write: the outcome can arrive before Kafka has confirmed the command.
         let mut pending = self.outcomes.register()?;
         let id = self
-            .write(&request, partition, &pending.answer_to(), trace, deadline)
+            .write(message, partition, &pending.answer_to(), trace, deadline)
             .await?;
         let outcome = self.outcome(&mut pending, id, deadline).await;
         let outcome = outcome.map_err(|pending| {
@@ -237,10 +236,10 @@ impl<I: Index> Jobs<I> {
         if !self.may_change(caller, &job, "cancel").await? {
             return Ok(unknown_job());
         }
-        let request = ParsedRequest::Cancel(job.clone());
-        self.check(&request, format)?;
+        let message = Message::Cancel(job.cancel());
+        self.check(&message, format)?;
         self.changes.record_cancellation(caller, &job, &asked.why).await?;
-        self.command(&job, &request, asked.trace).await
+        self.command(&job, message, asked.trace).await
     }
 
     /// Reschedules a job. The outcome says if it was too late.
@@ -255,13 +254,12 @@ impl<I: Index> Jobs<I> {
         if !self.may_change(caller, &job, "reschedule").await? {
             return Ok(unknown_job());
         }
-        let job_ref = job.clone();
-        let request = ParsedRequest::Reschedule { job, when };
-        self.check(&request, format)?;
+        let message = Message::Reschedule(request::reschedule(job.cancel(), when));
+        self.check(&message, format)?;
         self.changes
-            .record_new_time(caller, &job_ref, when, &asked.why)
+            .record_new_time(caller, &job, when, &asked.why)
             .await?;
-        self.command(&job_ref, &request, asked.trace).await
+        self.command(&job, message, asked.trace).await
     }
 
     /// A job with its payload.
@@ -318,7 +316,7 @@ impl<I: Index> Jobs<I> {
             1..=MAX_MINUTES => minutes,
             _ => {
                 let problem = format!("is {minutes}; the maximum is {MAX_MINUTES}");
-                return Err(Field::Minutes.malformed(format, &problem).into());
+                return Err(Field("minutes").malformed(format, &problem).into());
             }
         };
         let now = self.clock.now();
@@ -448,7 +446,7 @@ impl<I: Index> Jobs<I> {
     }
 
     /// Checks a request with the rules of the shard that will read it, so that no invalid request is written.
-    pub(super) fn check(&self, request: &ParsedRequest, format: Format) -> Result<Command, RequestError> {
+    pub(super) fn check(&self, message: &Message, format: Format) -> Result<Command, RequestError> {
         let now = self.clock.now();
         let envelope = Envelope {
             requested: now,
@@ -456,13 +454,14 @@ impl<I: Index> Jobs<I> {
             key: None,
             headers: &Headers::new(),
         };
-        Ok(request.clone().check(format, &self.rules, &envelope)?)
+        let checked = request::check(Some(message.clone()), format, &self.rules, &envelope);
+        Ok(checked.map_err(|rejected| rejected.failure)?)
     }
 
     async fn command(
         &self,
         job: &JobRef,
-        request: &ParsedRequest,
+        message: Message,
         trace: Headers,
     ) -> Result<v1::CommandOutcome, RequestError> {
         let (partition, concerned) = match job {
@@ -472,7 +471,7 @@ impl<I: Index> Jobs<I> {
         let deadline = Instant::now() + OUTCOME_TIMEOUT;
         let mut pending = self.outcomes.register()?;
         let written = self
-            .write(request, partition, &pending.answer_to(), trace, deadline)
+            .write(message, partition, &pending.answer_to(), trace, deadline)
             .await?;
         let outcome = self.outcome(&mut pending, written, deadline).await;
         let outcome = outcome.map_err(|pending| RequestError::Pending(concerned, pending))?;
@@ -486,7 +485,7 @@ impl<I: Index> Jobs<I> {
     /// Writes a command. The id is that of the job that a request to schedule creates.
     pub(super) async fn write(
         &self,
-        request: &ParsedRequest,
+        message: Message,
         partition: i32,
         answer_to: &str,
         trace: Headers,
@@ -494,17 +493,21 @@ impl<I: Index> Jobs<I> {
     ) -> Result<JobId, RequestError> {
         let mut headers = trace;
         headers.push_text("content-type", redeliver_proto::CONTENT_TYPE);
-        let command = Output {
+        let command = v1::JobCommand {
+            command: Some(message),
+            answer_to: answer_to.to_owned(),
+        };
+        let record = Output {
             topic: self.ingest.clone(),
             partition: Some(partition),
             key: None,
-            value: Some(write_protobuf(request, answer_to)),
+            value: Some(command.encode_to_vec().into()),
             headers,
         };
         let unconfirmed = |reason: &str| RequestError::Unconfirmed(reason.to_owned());
         let sent = tokio::select! {
             biased;
-            sent = self.producer.send(&command) => sent,
+            sent = self.producer.send(&record) => sent,
             () = tokio::time::sleep_until(deadline) => return Err(unconfirmed("timed out")),
             () = self.gave_up.cancelled() => return Err(unconfirmed("this scheduler is shutting down")),
         };

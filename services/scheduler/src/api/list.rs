@@ -73,13 +73,13 @@ impl ListJobs {
                 "is `{state}`; only scheduled jobs can be listed: get an ended job by its id, or read the state topic \
                  with `redeliver jobs ls --state {state}`"
             );
-            return Err(Field::State.malformed(format, &problem));
+            return Err(Field("state").malformed(format, &problem));
         }
         if let (Some(from), Some(until)) = (self.due_from, self.due_until)
             && from >= until
         {
-            let from = Field::DueFrom.name(format);
-            return Err(Field::DueUntil.malformed(format, &format!("is not later than `{from}`")));
+            let from = Field("dueFrom").name(format);
+            return Err(Field("dueUntil").malformed(format, &format!("is not later than `{from}`")));
         }
         let limit = match usize::try_from(self.page_size) {
             Ok(0) => DEFAULT_PAGE_SIZE,
@@ -87,7 +87,7 @@ impl ListJobs {
             Err(_) => {
                 let problem =
                     format!("is negative; write 1 to {MAX_PAGE_SIZE}, or 0 for {DEFAULT_PAGE_SIZE}");
-                return Err(Field::PageSize.malformed(format, &problem));
+                return Err(Field("pageSize").malformed(format, &problem));
             }
         };
         let filters = Filters {
@@ -96,7 +96,7 @@ impl ListJobs {
             until: self.due_until,
         };
         let after = token::decode(&filters, &self.page_token)
-            .map_err(|error| Field::PageToken.malformed(format, &error.to_string()))?;
+            .map_err(|error| Field("pageToken").malformed(format, &error.to_string()))?;
         Ok(Query {
             filters,
             after,

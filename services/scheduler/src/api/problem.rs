@@ -19,7 +19,7 @@ pub(crate) struct Problem {
     /// For people.
     pub(crate) detail: Box<str>,
     /// The invalid field of the request.
-    pub(crate) field: Option<&'static str>,
+    pub(crate) field: Option<Box<str>>,
     pub(crate) job_id: Option<Box<str>>,
     pub(crate) job: Option<Box<v1::Job>>,
     pub(crate) schedule: Option<Box<ConcernedSchedule>>,
@@ -68,7 +68,7 @@ pub(crate) struct ProblemBody {
     code: Box<str>,
     detail: Box<str>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    field: Option<&'static str>,
+    field: Option<Box<str>>,
     #[serde(skip_serializing_if = "Option::is_none")]
     outcome: Option<String>,
     /// The job that the problem is about. With `pending`, no job has this id if the idempotency key of the request was in use.

@@ -16,17 +16,20 @@ use std::borrow::Cow;
 use std::sync::Arc;
 
 use axum::body::Bytes;
-use axum::extract::rejection::{BytesRejection, QueryRejection};
-use axum::extract::{Path, Query, State};
+use axum::extract::rejection::QueryRejection;
+use axum::extract::{FromRequest, FromRequestParts, Path, Query, Request, State};
+use axum::http::request::Parts;
 use axum::http::{HeaderMap, HeaderValue, StatusCode, Uri, header};
 use axum::response::{AppendHeaders, IntoResponse as _, Response};
 use axum::{Extension, Json, Router, middleware};
 use jiff::tz::TimeZone;
 use redeliver_core::failure::bounded_text;
 use redeliver_core::{Failure, Headers};
+use redeliver_proto::v1::job_command::Command as Message;
 use redeliver_proto::{auth, v1};
 use redeliver_runtime::http_server::BodyTimeout;
 use redeliver_service::identity::{Authentication, Authenticator, Identity, authenticate};
+use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 use utoipa::openapi::OpenApi;
@@ -38,10 +41,7 @@ use super::control;
 use super::error::RequestError;
 use super::jobs::{Accepted, Jobs, trace_headers};
 use super::list::{JobPage, ListJobs};
-use super::openapi::{
-    BatchRequest, BodyProblems, CommandProblems, DocumentedRouter, DueRequest, JobProblems, JobRequest,
-    Problems,
-};
+use super::openapi::{BodyProblems, CommandProblems, DocumentedRouter, JobProblems, Problems};
 use super::problem::{Problem, ProblemBody};
 use super::rates::limit_rate;
 use super::schedules;
@@ -49,8 +49,7 @@ use super::view::{JobView, StatsView, outcome};
 use crate::index::Index;
 use crate::job::JobId;
 use crate::request::{
-    Draft, Field, Format, JobRef, ParsedRequest, read_id, read_instant, read_job_ref, read_json,
-    read_json_time,
+    DueRequest, Field, Format, JobRef, JobRequest, read_due, read_id, read_instant, read_job_ref, read_json,
 };
 
 /// The routes, with the maximum size of a body and of a batch in bytes.
@@ -78,7 +77,7 @@ pub(crate) fn router<I: Index>(jobs: Arc<Jobs<I>>, authenticator: Authenticator)
     };
     let (router, document) = routes(jobs.bodies.clone(), jobs.max_request(), jobs.max_batch).split();
     let router = router
-        .method_not_allowed_fallback(async |uri: Uri| not_allowed(schedules::rest::methods_of(uri.path())))
+        .method_not_allowed_fallback(async || not_allowed())
         .route_layer(middleware::from_fn(move |caller, request, next| {
             limit_rate(rates.clone(), caller, request, next)
         }))
@@ -87,14 +86,26 @@ pub(crate) fn router<I: Index>(jobs: Arc<Jobs<I>>, authenticator: Authenticator)
     (router, document)
 }
 
-/// The problem of a method that a path does not support. Without `allow`, the router adds the methods of its route.
-pub(super) fn not_allowed(allow: Option<&'static str>) -> Problem {
+/// The problem of a method that a path does not support. The router adds the header `Allow`.
+fn not_allowed() -> Problem {
     let detail = "this path does not support the method";
-    let header = allow.map(|methods| Box::new((header::ALLOW, HeaderValue::from_static(methods))));
-    Problem {
-        header,
-        ..Problem::new(StatusCode::METHOD_NOT_ALLOWED, "method", detail)
+    Problem::new(StatusCode::METHOD_NOT_ALLOWED, "method", detail)
+}
+
+/// Makes a verb, such as that of `/v1/schedules/nightly:pause`, a segment of its own: the router cannot match a part of a segment. (matchit 0.8.4,
+/// which axum 0.8 pins, has no suffixes of parameters.) Ids contain no colon.
+pub(crate) async fn split_verb(mut request: Request) -> Request {
+    const SCHEDULES: &str = "/v1/schedules/";
+    let uri = request.uri();
+    let segment = uri.path().strip_prefix(SCHEDULES);
+    if let Some((id, verb)) = segment.and_then(|segment| segment.split_once(':')) {
+        let query = uri.query().map_or_else(String::new, |query| format!("?{query}"));
+        let path = format!("{SCHEDULES}{id}/:{verb}{query}").parse();
+        let mut parts = uri.clone().into_parts();
+        parts.path_and_query = path.ok();
+        *request.uri_mut() = Uri::from_parts(parts).unwrap_or_default();
     }
+    request
 }
 
 /// The problem of an unknown path.
@@ -104,19 +115,20 @@ pub(crate) fn not_found() -> Problem {
     Problem::new(StatusCode::NOT_FOUND, "path", detail)
 }
 
-/// A batch of jobs.
-#[derive(Deserialize)]
+/// Jobs to schedule.
+#[derive(Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
-struct BatchBody<'a> {
+pub(super) struct BatchRequest<'a> {
     #[serde(borrow)]
+    #[schema(value_type = Vec<JobRequest>, min_items = 1, max_items = 1000)]
     jobs: Vec<&'a RawValue>,
 }
 
 #[derive(Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
-struct BatchQuery {
-    /// `false`: answer as soon as the requests are in Kafka, without outcomes
+struct ScheduleQuery {
+    /// `false`: answer as soon as the request is in Kafka, without waiting for outcomes
     wait: Option<bool>,
 }
 
@@ -149,7 +161,7 @@ pub(super) struct BatchResult {
     post,
     path = "/v1/jobs:batch",
     operation_id = "batchScheduleJobs",
-    params(BatchQuery),
+    params(ScheduleQuery),
     request_body = BatchRequest,
     responses(
         (status = 200, description = "A result for each job, in the order of the jobs", body = BatchResponse),
@@ -159,18 +171,17 @@ pub(super) struct BatchResult {
 async fn schedule_batch<I: Index>(
     State(jobs): State<Arc<Jobs<I>>>,
     Extension(caller): Extension<Identity>,
-    query: Result<Query<BatchQuery>, QueryRejection>,
+    query: Result<Query<ScheduleQuery>, QueryRejection>,
     headers: HeaderMap,
-    body: Result<Bytes, BytesRejection>,
+    JsonBody(body): JsonBody,
 ) -> Result<Json<BatchResponse>, Problem> {
     let wait = query.map_err(|error| invalid_query(&error))?.wait.unwrap_or(true);
-    let body = json_body(&headers, body, "scheduler.limits.batch_bytes")?;
     if headers.contains_key(KEY_HEADER) {
         let problem = "belongs in each job of a batch, not in the header `Idempotency-Key`";
-        let failure = Field::IdempotencyKey.malformed(Format::Json, problem);
+        let failure = Field("idempotencyKey").malformed(Format::Json, problem);
         return Err(RequestError::from(failure).into());
     }
-    let batch: BatchBody<'_> = serde_json::from_slice(&body).map_err(|error| {
+    let batch: BatchRequest<'_> = serde_json::from_slice(&body).map_err(|error| {
         let failure = Failure::malformed(
             "request.json",
             format!("not a batch `{{\"jobs\": [...]}}`: {error}"),
@@ -178,10 +189,10 @@ async fn schedule_batch<I: Index>(
         RequestError::from(failure)
     })?;
     jobs.check_batch(&caller, batch.jobs.len(), Format::Json)?;
-    let read = |job: &RawValue| read_draft(&body.slice_ref(job.get().as_bytes()), &jobs);
-    let drafts = batch.jobs.into_iter().map(read).collect();
+    let read = |job: &RawValue| read_spec(&body.slice_ref(job.get().as_bytes()), &jobs);
+    let specs = batch.jobs.into_iter().map(read).collect();
     let results = jobs
-        .schedule_batch(&caller, drafts, Format::Json, wait, trace(&headers))
+        .schedule_batch(&caller, specs, Format::Json, wait, trace(&headers))
         .await?;
     let results = results.into_iter().map(BatchResult::from).collect();
     Ok(Json(BatchResponse { results }))
@@ -246,14 +257,6 @@ pub(super) struct CommandResponse {
     job: Option<JobView>,
 }
 
-#[derive(Deserialize, IntoParams)]
-#[serde(deny_unknown_fields)]
-#[into_params(parameter_in = Query)]
-struct ScheduleQuery {
-    /// `false`: answer as soon as the request is in Kafka, without the outcome
-    wait: Option<bool>,
-}
-
 /// Schedules a job
 ///
 /// Needs the scope `jobs:write` for the application.
@@ -279,14 +282,14 @@ async fn schedule<I: Index>(
     Extension(caller): Extension<Identity>,
     query: Result<Query<ScheduleQuery>, QueryRejection>,
     headers: HeaderMap,
-    body: Result<Bytes, BytesRejection>,
+    JsonBody(body): JsonBody,
 ) -> Result<Response, Problem> {
     let wait = query.map_err(|error| invalid_query(&error))?.wait.unwrap_or(true);
-    let mut draft = read_draft(&json_body(&headers, body, "scheduler.max_data")?, &jobs)?;
-    read_key_header(&mut draft, &headers)?;
-    let has_key = draft.idempotency_key.is_some();
+    let mut spec = read_spec(&body, &jobs)?;
+    read_key_header(&mut spec, &headers)?;
+    let has_key = spec.idempotency_key.is_some();
     let accepted = jobs
-        .schedule(&caller, draft, Format::Json, wait, trace(&headers))
+        .schedule(&caller, spec, Format::Json, wait, trace(&headers))
         .await?;
     let status = status_of(&accepted);
     // If the key was in use, no job has the id.
@@ -335,13 +338,13 @@ impl ListQuery {
         let state = self.state.filter(|state| !state.is_empty()).map(|state| {
             let shown = bounded_text(&state, 60);
             let invalid =
-                |error| Field::State.malformed(Format::Json, &format!("is `{shown}`, which {error}"));
+                |error| Field("state").malformed(Format::Json, &format!("is `{shown}`, which {error}"));
             state.parse().map_err(invalid)
         });
         Ok(ListJobs {
             app: named(self.app),
-            due_from: time(Field::DueFrom, self.due_from)?,
-            due_until: time(Field::DueUntil, self.due_until)?,
+            due_from: time(Field("dueFrom"), self.due_from)?,
+            due_until: time(Field("dueUntil"), self.due_until)?,
             state: state.transpose()?,
             page_size: self.page_size.unwrap_or(0),
             page_token: self.page_token.unwrap_or_default(),
@@ -429,10 +432,9 @@ async fn cancel<I: Index>(
     State(jobs): State<Arc<Jobs<I>>>,
     Extension(caller): Extension<Identity>,
     Path(JobPath { id }): Path<JobPath>,
-    headers: HeaderMap,
+    asked: Asked,
 ) -> Result<Json<CommandResponse>, Problem> {
-    let id = parse_id(&id)?;
-    cancel_job(&jobs, &caller, JobRef::Id(id), &headers).await
+    cancel_job(&jobs, &caller, JobRef::Id(parse_id(&id)?), asked).await
 }
 
 /// The query of a command that names its job by its idempotency key.
@@ -456,10 +458,10 @@ impl KeyQuery {
         let (app, key) = (&query.app_name, &query.idempotency_key);
         if app.is_empty() && key.is_empty() {
             let failure =
-                Field::App.malformed(Format::Json, "is missing; set `appName` and `idempotencyKey`");
+                Field("appName").malformed(Format::Json, "is missing; set `appName` and `idempotencyKey`");
             return Err(RequestError::from(failure).into());
         }
-        let job = read_job_ref(Field::Id, Format::Json, "", app, key);
+        let job = read_job_ref(Field("id"), Format::Json, "", app, key);
         Ok(job.map_err(RequestError::from)?)
     }
 }
@@ -481,20 +483,18 @@ async fn cancel_by_key<I: Index>(
     State(jobs): State<Arc<Jobs<I>>>,
     Extension(caller): Extension<Identity>,
     query: Result<Query<KeyQuery>, QueryRejection>,
-    headers: HeaderMap,
+    asked: Asked,
 ) -> Result<Json<CommandResponse>, Problem> {
-    cancel_job(&jobs, &caller, KeyQuery::job(query)?, &headers).await
+    cancel_job(&jobs, &caller, KeyQuery::job(query)?, asked).await
 }
 
 async fn cancel_job<I: Index>(
     jobs: &Jobs<I>,
     caller: &Identity,
     job: JobRef,
-    headers: &HeaderMap,
+    asked: Asked,
 ) -> Result<Json<CommandResponse>, Problem> {
-    let cancelled = jobs
-        .cancel(caller, job.clone(), Format::Json, asked(headers)?)
-        .await?;
+    let cancelled = jobs.cancel(caller, job.clone(), Format::Json, asked).await?;
     let has_effect = matches!(
         cancelled.outcome(),
         v1::Outcome::Cancelled | v1::Outcome::AlreadyCancelled | v1::Outcome::Expired
@@ -520,11 +520,10 @@ async fn reschedule<I: Index>(
     State(jobs): State<Arc<Jobs<I>>>,
     Extension(caller): Extension<Identity>,
     Path(JobPath { id }): Path<JobPath>,
-    headers: HeaderMap,
-    body: Result<Bytes, BytesRejection>,
+    asked: Asked,
+    JsonBody(body): JsonBody,
 ) -> Result<Json<CommandResponse>, Problem> {
-    let id = parse_id(&id)?;
-    reschedule_job(&jobs, &caller, JobRef::Id(id), &headers, body).await
+    reschedule_job(&jobs, &caller, JobRef::Id(parse_id(&id)?), asked, &body).await
 }
 
 /// Gives the job with an idempotency key a new due time
@@ -545,23 +544,22 @@ async fn reschedule_by_key<I: Index>(
     State(jobs): State<Arc<Jobs<I>>>,
     Extension(caller): Extension<Identity>,
     query: Result<Query<KeyQuery>, QueryRejection>,
-    headers: HeaderMap,
-    body: Result<Bytes, BytesRejection>,
+    asked: Asked,
+    JsonBody(body): JsonBody,
 ) -> Result<Json<CommandResponse>, Problem> {
-    reschedule_job(&jobs, &caller, KeyQuery::job(query)?, &headers, body).await
+    reschedule_job(&jobs, &caller, KeyQuery::job(query)?, asked, &body).await
 }
 
 async fn reschedule_job<I: Index>(
     jobs: &Jobs<I>,
     caller: &Identity,
     job: JobRef,
-    headers: &HeaderMap,
-    body: Result<Bytes, BytesRejection>,
+    asked: Asked,
+    body: &[u8],
 ) -> Result<Json<CommandResponse>, Problem> {
-    let body = json_body(headers, body, "scheduler.max_data")?;
-    let when = read_json_time(&body, &jobs.rules.time_zone).map_err(RequestError::from)?;
+    let when = read_due(body, &jobs.rules.time_zone).map_err(RequestError::from)?;
     let rescheduled = jobs
-        .reschedule(caller, job.clone(), when, Format::Json, asked(headers)?)
+        .reschedule(caller, job.clone(), when, Format::Json, asked)
         .await?;
     let has_effect = rescheduled.outcome() == v1::Outcome::Rescheduled;
     command_response(&job, rescheduled, has_effect)
@@ -636,63 +634,87 @@ fn command_response(
 
 /// The body of a request with the content type of JSON. A web page of another origin cannot send that content type without a
 /// preflight request, which fails, so no such page can schedule jobs in a browser.
-pub(super) fn json_body(
-    headers: &HeaderMap,
-    body: Result<Bytes, BytesRejection>,
-    limit: &str,
-) -> Result<Bytes, Problem> {
-    let given = headers.get(header::CONTENT_TYPE).map(HeaderValue::as_bytes);
-    let given = given
-        .and_then(|given| std::str::from_utf8(given).ok())
-        .unwrap_or_default();
-    let essence = given.split(';').next().unwrap_or_default().trim();
-    if !essence.eq_ignore_ascii_case("application/json") {
-        let detail = "unsupported content type; set the header `content-type: application/json`";
-        return Err(Problem::new(
-            StatusCode::UNSUPPORTED_MEDIA_TYPE,
-            "request.contentType",
-            detail,
-        ));
-    }
-    body.map_err(|error| {
-        if let Some(timeout) = BodyTimeout::in_chain(&error) {
-            return Problem::new(StatusCode::REQUEST_TIMEOUT, "body_timeout", &timeout.to_string());
+pub(super) struct JsonBody(pub(super) Bytes);
+
+impl<S: Send + Sync> FromRequest<S> for JsonBody {
+    type Rejection = Problem;
+
+    async fn from_request(request: Request, state: &S) -> Result<Self, Problem> {
+        let given = request.headers().get(header::CONTENT_TYPE);
+        let given = given.and_then(|given| std::str::from_utf8(given.as_bytes()).ok());
+        let essence = given
+            .unwrap_or_default()
+            .split(';')
+            .next()
+            .unwrap_or_default()
+            .trim();
+        if !essence.eq_ignore_ascii_case("application/json") {
+            let detail = "unsupported content type; set the header `content-type: application/json`";
+            let status = StatusCode::UNSUPPORTED_MEDIA_TYPE;
+            return Err(Problem::new(status, "request.contentType", detail));
         }
-        match error.status() {
-            status @ StatusCode::PAYLOAD_TOO_LARGE => {
-                let detail = format!("the body is too large; {limit} limits its size");
-                Problem::new(status, "body", &detail)
+        let body = Bytes::from_request(request, state).await;
+        body.map(Self).map_err(|error| {
+            if let Some(timeout) = BodyTimeout::in_chain(&error) {
+                return Problem::new(StatusCode::REQUEST_TIMEOUT, "body_timeout", &timeout.to_string());
             }
-            status => Problem::new(status, "body", &error.body_text()),
-        }
-    })
+            match error.status() {
+                status @ StatusCode::PAYLOAD_TOO_LARGE => {
+                    let detail = "the body is too large; scheduler.max_data limits its size, and \
+                                  scheduler.limits.batch_bytes that of a batch";
+                    Problem::new(status, "body", detail)
+                }
+                status => Problem::new(status, "body", &error.body_text()),
+            }
+        })
+    }
 }
 
-fn read_draft<I: Index>(body: &Bytes, jobs: &Jobs<I>) -> Result<Draft, RequestError> {
-    let use_instead = |field: Field, instead: &str| {
-        let problem = format!("is not supported in this request; use {instead}");
-        Err(RequestError::Invalid(field.malformed(Format::Json, &problem)))
-    };
-    match read_json(body, &jobs.rules.time_zone)? {
-        ParsedRequest::Schedule(draft) => Ok(*draft),
-        ParsedRequest::Cancel(_) => use_instead(Field::Cancel, "DELETE /v1/jobs/{id}"),
-        ParsedRequest::Reschedule { .. } => use_instead(Field::Reschedule, "PATCH /v1/jobs/{id}"),
-        ParsedRequest::LongWait(_) => use_instead(Field::Pipeline, "the ingest topic"),
-        ParsedRequest::ChangeSchedule(_) => use_instead(Field::Command, "/v1/schedules"),
+/// The options of a command; a missing body has none. The content type is required even then, for the reason that [`JsonBody`] has.
+pub(super) struct Options<T>(pub(super) T);
+
+impl<S: Send + Sync, T: Default + DeserializeOwned> FromRequest<S> for Options<T> {
+    type Rejection = Problem;
+
+    async fn from_request(request: Request, state: &S) -> Result<Self, Problem> {
+        let JsonBody(body) = JsonBody::from_request(request, state).await?;
+        if body.is_empty() {
+            return Ok(Self(T::default()));
+        }
+        let invalid = |problem: &str| {
+            let detail = format!("not the options of this command: {problem}");
+            RequestError::from(Failure::malformed("request.json", detail))
+        };
+        // An array would be read as the values of the fields.
+        if !body.trim_ascii_start().starts_with(b"{") {
+            return Err(invalid("it does not begin with `{`").into());
+        }
+        let options = serde_json::from_slice(&body);
+        Ok(Self(options.map_err(|error| invalid(&error.to_string()))?))
     }
+}
+
+fn read_spec<I: Index>(body: &Bytes, jobs: &Jobs<I>) -> Result<v1::JobSpec, RequestError> {
+    let (field, method) = match read_json(body, &jobs.rules.time_zone)? {
+        Message::Schedule(spec) => return Ok(spec),
+        Message::Reschedule(_) => (Field("reschedule"), "PATCH"),
+        _ => (Field("cancel"), "DELETE"),
+    };
+    let problem = format!("is not supported in this request; use {method} /v1/jobs/{{id}}");
+    Err(field.malformed(Format::Json, &problem).into())
 }
 
 const KEY_HEADER: &str = "idempotency-key";
 
 /// Reads the idempotency key from the header `Idempotency-Key`, if there is one.
-fn read_key_header(draft: &mut Draft, headers: &HeaderMap) -> Result<(), RequestError> {
+fn read_key_header(spec: &mut v1::JobSpec, headers: &HeaderMap) -> Result<(), RequestError> {
     let mut values = headers.get_all(KEY_HEADER).iter();
     let Some(value) = values.next() else {
         return Ok(());
     };
     let invalid = |problem: &str| {
         Err(RequestError::Invalid(
-            Field::IdempotencyKey.malformed(Format::Json, problem),
+            Field("idempotencyKey").malformed(Format::Json, problem),
         ))
     };
     let Ok(key) = std::str::from_utf8(value.as_bytes()) else {
@@ -704,10 +726,10 @@ fn read_key_header(draft: &mut Draft, headers: &HeaderMap) -> Result<(), Request
     let Some(key) = unquoted(key) else {
         return invalid("in the header `Idempotency-Key` begins with a quote, but is not a quoted string");
     };
-    match &draft.idempotency_key {
+    match &spec.idempotency_key {
         Some(other) if *other != *key => invalid("differs from the header `Idempotency-Key`"),
         _ => {
-            draft.idempotency_key = Some(key.into_owned());
+            spec.idempotency_key = Some(key.into_owned());
             Ok(())
         }
     }
@@ -732,7 +754,7 @@ fn unquoted(key: &str) -> Option<Cow<'_, str>> {
 }
 
 fn parse_id(text: &str) -> Result<JobId, RequestError> {
-    Ok(read_id(Field::Id, Format::Json, text)?)
+    Ok(read_id(Field("id"), Format::Json, text)?)
 }
 
 pub(super) fn trace(headers: &HeaderMap) -> Headers {
@@ -740,10 +762,15 @@ pub(super) fn trace(headers: &HeaderMap) -> Headers {
 }
 
 /// What comes with a request for a change.
-pub(super) fn asked(headers: &HeaderMap) -> Result<Asked, RequestError> {
-    let why = read_reason(headers.get(auth::REASON).map_or(&b""[..], HeaderValue::as_bytes))?;
-    let trace = trace(headers);
-    Ok(Asked { trace, why })
+impl<S: Send + Sync> FromRequestParts<S> for Asked {
+    type Rejection = Problem;
+
+    async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, Problem> {
+        let why = parts.headers.get(auth::REASON);
+        let why = read_reason(why.map_or(&b""[..], HeaderValue::as_bytes)).map_err(RequestError::from)?;
+        let trace = trace(&parts.headers);
+        Ok(Self { trace, why })
+    }
 }
 
 /// The header with the reason of a change.
@@ -768,7 +795,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_result_of_a_job_of_a_batch_says_when_to_send_it_again() {
+    fn batch_result_says_when_to_retry() {
         let result = |error| serde_json::to_value(BatchResult::from(Err(error))).unwrap();
         let busy = result(RequestError::RateLimited(Duration::from_millis(1_200)));
         assert_eq!(
@@ -780,7 +807,7 @@ mod tests {
     }
 
     #[test]
-    fn a_quoted_key_is_the_key_without_quotes() {
+    fn quoted_key_loses_quotes() {
         for (header, key) in [
             ("order-7", Some("order-7")),
             ("\"order-7\"", Some("order-7")),
@@ -801,7 +828,7 @@ mod tests {
     }
 
     #[test]
-    fn an_empty_parameter_of_a_list_counts_as_missing() {
+    fn empty_list_parameter_counts_as_missing() {
         let query = ListQuery {
             app: Some(String::new()),
             due_from: None,

@@ -17,6 +17,8 @@
 use bytes::Bytes;
 use redeliver_core::{Failure, Headers, Timestamp};
 use redeliver_proto::v1;
+use redeliver_proto::v1::change_schedule::{Change, Create, Update};
+use redeliver_proto::v1::job_command::Command as Message;
 use redeliver_recurrence::{Invalid, MAX_PREVIEW, Progress, Schedule, ScheduleId};
 use redeliver_runtime::config::{Area, Verb};
 use redeliver_runtime::error_chain::error_chain;
@@ -28,9 +30,7 @@ use super::completeness::{KafkaWait, read_complete};
 use super::error::RequestError;
 use super::jobs::{Jobs, OUTCOME_TIMEOUT, is_visible};
 use crate::index::{Index, Lookup};
-use crate::request::{
-    Action, Change, Field, Format, ParsedChange, ParsedRequest, check_job, check_recurrence, other_state,
-};
+use crate::request::{Field, Format, check_job, check_recurrence, other_state};
 use crate::schedules::{self, RecordError, StoredSchedule};
 
 mod error;
@@ -103,10 +103,10 @@ impl<I: Index> Jobs<I> {
         let recurrence = state
             .map(|_| check_recurrence(&spec, &self.rules.time_zone, format))
             .transpose()?;
-        let request = self.change_of(id, Action::Create(Box::new(spec)), format)?;
+        let request = self.change_of(id, Change::Create(Create { spec: Some(spec) }), format)?;
         if let (Some(expected), Some(recurrence)) = (state, recurrence) {
             let id = request.id.parse::<ScheduleId>();
-            let id = id.map_err(|Invalid { problem, .. }| Field::Id.malformed(format, &problem))?;
+            let id = id.map_err(|Invalid { problem, .. }| Field("id").malformed(format, &problem))?;
             let new = StoredSchedule::new(id, recurrence, v1::JobTemplate::default(), self.clock.now());
             check_state(expected, new.state())?;
         }
@@ -147,12 +147,12 @@ impl<I: Index> Jobs<I> {
             ),
             None => revision,
         };
-        let action = Action::Update {
-            definition: Box::new(spec),
+        let change = Change::Update(Update {
+            spec: Some(spec),
             expected_revision,
-        };
+        });
         let outcome = self
-            .change_known(caller, id, action, "update_schedule", format, asked)
+            .change_known(caller, id, change, "update_schedule", format, asked)
             .await?;
         check_unchanged(state, &outcome)?;
         changed(outcome)
@@ -170,11 +170,11 @@ impl<I: Index> Jobs<I> {
         format: Format,
     ) -> Result<u32, RequestError> {
         // Before the look-up, so that an invalid change costs none.
-        let action = Action::Update {
-            definition: Box::new(spec.clone()),
+        let change = Change::Update(Update {
+            spec: Some(spec.clone()),
             expected_revision: revision,
-        };
-        self.change_of(id.to_owned(), action, format)?;
+        });
+        self.change_of(id.to_owned(), change, format)?;
         let recurrence = check_recurrence(spec, &self.rules.time_zone, format)?;
         let known = self
             .find_schedule(caller, Verb::Write, id, "update_schedule")
@@ -196,19 +196,19 @@ impl<I: Index> Jobs<I> {
         &self,
         caller: &Identity,
         id: String,
-        action: Action<v1::ScheduleSpec>,
+        change: Change,
         format: Format,
         asked: Asked,
     ) -> Result<v1::CommandOutcome, RequestError> {
-        let operation = match action {
-            Action::Create(_) => "create_schedule",
-            Action::Update { .. } => "update_schedule",
-            Action::Pause => "pause_schedule",
-            Action::Resume(_) => "resume_schedule",
-            Action::Trigger => "trigger_schedule",
-            Action::Delete => "delete_schedule",
+        let operation = match change {
+            Change::Create(_) => "create_schedule",
+            Change::Update(_) => "update_schedule",
+            Change::Pause(_) => "pause_schedule",
+            Change::Resume(_) => "resume_schedule",
+            Change::Trigger(_) => "trigger_schedule",
+            Change::Delete(_) => "delete_schedule",
         };
-        self.change_known(caller, id, action, operation, format, asked)
+        self.change_known(caller, id, change, operation, format, asked)
             .await
     }
 
@@ -224,7 +224,7 @@ impl<I: Index> Jobs<I> {
             count @ 1..=MAX_PREVIEW => count,
             count => {
                 let problem = format!("is {count}; the maximum is {MAX_PREVIEW}");
-                return Err(Field::Count.malformed(format, &problem).into());
+                return Err(Field("count").malformed(format, &problem).into());
             }
         };
         let now = self.clock.now();
@@ -274,14 +274,14 @@ impl<I: Index> Jobs<I> {
         &self,
         caller: &Identity,
         id: String,
-        action: Action<v1::ScheduleSpec>,
+        change: Change,
         operation: &str,
         format: Format,
         asked: Asked,
     ) -> Result<v1::CommandOutcome, RequestError> {
         self.require_some(caller, Verb::Write, operation)?;
         // Before the look-up, so that an invalid change costs none.
-        let mut change = self.change_of(id, action, format)?;
+        let mut change = self.change_of(id, change, format)?;
         if !caller.may(Area::Jobs, Verb::Write, None) {
             // The id does not tell the application.
             let known = self
@@ -289,7 +289,7 @@ impl<I: Index> Jobs<I> {
                 .await?;
             self.require(caller, Verb::Write, Some(known.app()), operation)?;
             // Meanwhile, the schedule may be replaced by one of another application.
-            change.expected_app = Some(known.app().to_owned());
+            change.expected_app = known.app().to_owned();
         }
         self.send_change(caller, change, asked).await
     }
@@ -298,15 +298,15 @@ impl<I: Index> Jobs<I> {
     fn change_of(
         &self,
         id: String,
-        action: Action<v1::ScheduleSpec>,
+        change: Change,
         format: Format,
-    ) -> Result<ParsedChange, RequestError> {
-        let change = Change {
+    ) -> Result<v1::ChangeSchedule, RequestError> {
+        let change = v1::ChangeSchedule {
             id,
-            action,
-            expected_app: None,
+            change: Some(change),
+            expected_app: String::new(),
         };
-        self.check(&ParsedRequest::ChangeSchedule(Box::new(change.clone())), format)?;
+        self.check(&Message::ChangeSchedule(change.clone()), format)?;
         Ok(change)
     }
 
@@ -314,16 +314,15 @@ impl<I: Index> Jobs<I> {
     async fn send_change(
         &self,
         caller: &Identity,
-        change: ParsedChange,
+        change: v1::ChangeSchedule,
         asked: Asked,
     ) -> Result<v1::CommandOutcome, RequestError> {
         self.changes.record_schedule(caller, &change, &asked.why).await?;
-        let (id, action) = (change.id.clone(), change.action.clone());
-        let outcome = self.outcome_of_change(caller, change, asked.trace).await;
+        let outcome = self.outcome_of_change(caller, change.clone(), asked.trace).await;
         if let Err(error) = &outcome
             && let Some(refusal) = refusal(error)
         {
-            self.changes.record_refusal(caller, &action, &id, refusal).await;
+            self.changes.record_refusal(caller, &change, refusal).await;
         }
         outcome
     }
@@ -332,16 +331,22 @@ impl<I: Index> Jobs<I> {
     async fn outcome_of_change(
         &self,
         caller: &Identity,
-        change: ParsedChange,
+        change: v1::ChangeSchedule,
         trace: Headers,
     ) -> Result<v1::CommandOutcome, RequestError> {
-        let (id, is_trigger) = (change.id.clone(), change.action == Action::Trigger);
-        let request = ParsedRequest::ChangeSchedule(Box::new(change));
+        let id = change.id.clone();
+        let is_trigger = matches!(change.change, Some(Change::Trigger(_)));
         let deadline = Instant::now() + OUTCOME_TIMEOUT;
         let partition = schedules::shard(&id, self.partitions);
         let mut pending = self.outcomes.register()?;
         let written = self
-            .write(&request, partition, &pending.answer_to(), trace, deadline)
+            .write(
+                Message::ChangeSchedule(change),
+                partition,
+                &pending.answer_to(),
+                trace,
+                deadline,
+            )
             .await;
         let written = match written {
             Ok(written) => written,
@@ -392,7 +397,7 @@ impl<I: Index> Jobs<I> {
         format: Format,
     ) -> Result<Known, RequestError> {
         if let Err(Invalid { problem, .. }) = id.parse::<ScheduleId>() {
-            return Err(Field::Id.malformed(format, &problem).into());
+            return Err(Field("id").malformed(format, &problem).into());
         }
         let known = self.find_schedule(caller, Verb::Read, id, operation).await?;
         self.require(caller, Verb::Read, Some(known.app()), operation)?;
@@ -511,7 +516,7 @@ mod tests {
     use crate::admission::INDEX_FULL;
 
     #[test]
-    fn a_rejection_by_the_shard_names_the_field_or_can_be_repeated() {
+    fn shard_rejection_names_field_or_repeats() {
         let outcome = |code: &str| v1::CommandOutcome {
             code: code.into(),
             reason: "`cron.zone` is unknown".into(),
@@ -519,7 +524,7 @@ mod tests {
         };
         let problem = rejected(outcome("request.cron.zone")).into_problem();
         assert_eq!(
-            (problem.status.as_u16(), &*problem.code, problem.field),
+            (problem.status.as_u16(), &*problem.code, problem.field.as_deref()),
             (422, "request.cron.zone", Some("cron.zone"))
         );
         let problem = rejected(outcome(INDEX_FULL)).into_problem();

@@ -3,11 +3,13 @@
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use redeliver_core::job::JobState;
-use redeliver_proto::convert::{from_priority, from_state, from_timestamp};
+use redeliver_proto::convert::{from_state, from_timestamp};
 use redeliver_proto::v1;
 use serde::Serialize;
 use serde_json::value::RawValue;
 use utoipa::ToSchema;
+
+use crate::request::PriorityName;
 
 /// A job. Bytes that are not UTF-8 are encoded in Base64, in a field of another name.
 #[derive(Debug, Serialize, ToSchema)]
@@ -78,7 +80,7 @@ fn is_zero(number: &u32) -> bool {
 impl From<v1::Job> for JobView {
     fn from(job: v1::Job) -> Self {
         let time = |time: Option<prost_types::Timestamp>| Some(from_timestamp(&time?)?.to_string());
-        let (state, priority) = (state(job.state()), priority(job.priority()));
+        let (state, priority) = (state(job.state()), PriorityName::of(job.priority()));
         let (key, key_base64) = job.key.map_or((None, None), |key| text(&key));
         let (job_data, job_data_base64) = data(&job.data);
         Self {
@@ -137,13 +139,6 @@ pub(super) fn data(bytes: &[u8]) -> (Option<Box<RawValue>>, Option<String>) {
 
 fn state(state: v1::JobState) -> Option<&'static str> {
     from_state(state).map(JobState::as_str)
-}
-
-pub(super) fn priority(priority: v1::Priority) -> Option<&'static str> {
-    match priority {
-        v1::Priority::Unspecified => None,
-        given => Some(from_priority(given).as_str()),
-    }
 }
 
 /// The name of an outcome in JSON, such as `already_dispatched`.

@@ -1,95 +1,283 @@
-//! Parses requests in JSON. The bytes of the job's data are kept unchanged.
+//! Parses requests in JSON. The types of the requests are also their description in the OpenAPI document.
+//!
+//! The bytes of a job's data are kept unchanged. Times and durations are texts, which are read when a request is converted to its protobuf
+//! message: they need a time zone, or a name for their failure.
 
-use std::borrow::Cow;
+use std::collections::BTreeSet;
 use std::fmt;
+use std::marker::PhantomData;
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use bytes::Bytes;
 use jiff::tz::TimeZone;
+use prost_types::{Duration as ProtoDuration, Timestamp as ProtoTimestamp};
 use redeliver_core::failure::bounded_text;
 use redeliver_core::time::InvalidTimestamp;
-use redeliver_core::{Failure, Headers, HumanDuration, Timestamp};
-use serde::Deserialize;
-use serde::de::{Deserializer as _, MapAccess, Visitor};
+use redeliver_core::{Failure, HumanDuration, Timestamp};
+use redeliver_proto::convert::{to_duration, to_timestamp};
+use redeliver_proto::v1;
+use serde::de::value::MapAccessDeserializer;
+use serde::de::{Deserializer, Error as _, IntoDeserializer as _, MapAccess, SeqAccess, Visitor};
+use serde::{Deserialize, de};
+use serde_json::error::Category;
 use serde_json::value::RawValue;
+use utoipa::ToSchema;
 
-use super::field::{Field, Format, hint, read_id, read_job_ref};
-use super::parsed::{ConflictPolicy, Draft, JobRef, ParsedRequest, When};
-use crate::job::{Payload, Priority};
+use super::field::{Field, Format, hint};
 
-mod schedule;
-
-pub use schedule::{ReadSchedule, other_state, read as read_schedule};
-pub(crate) use schedule::{as_data, state_name};
+pub(super) mod job;
+pub(super) mod schedule;
 
 /// The maximum nesting depth of a job's data. Common JSON parsers reject deeper data.
 const MAX_DEPTH: usize = 128;
 /// The maximum length of an invalid value in a message, in bytes.
 const SHOWN: usize = 60;
 
-/// Parses a request. Times without an offset are interpreted in `zone`.
-///
-/// # Errors
-/// When the request is not JSON, or a field is unknown, missing, repeated, or invalid.
-pub fn read(value: &Bytes, zone: &TimeZone) -> Result<ParsedRequest, Failure> {
-    let fields = Fields::read(value, &Field::IN_JSON)?;
-    fields.reject_recurring()?;
-    if fields.value(Field::Cancel).is_some() {
-        fields.only(Field::Cancel, &[Field::Cancel])?;
-        return Ok(ParsedRequest::Cancel(fields.job_ref(Field::Cancel)?));
+/// Defines the words of fields, each with its value in protobuf.
+macro_rules! words {
+    ($($(#[$doc:meta])* $words:ident, $proto:ident { $($value:ident = $word:literal),+ })+) => {$(
+        $(#[$doc])*
+        #[derive(Clone, Copy, serde::Deserialize, utoipa::ToSchema)]
+        #[serde(rename_all = "lowercase")]
+        pub(crate) enum $words { $($value),+ }
+
+        impl $words {
+            /// The word for a value in protobuf; `None` if that is unspecified.
+            pub(crate) fn of(value: redeliver_proto::v1::$proto) -> Option<&'static str> {
+                match value {
+                    redeliver_proto::v1::$proto::Unspecified => None,
+                    $(redeliver_proto::v1::$proto::$value => Some($word),)+
+                }
+            }
+        }
+
+        impl From<$words> for redeliver_proto::v1::$proto {
+            fn from(word: $words) -> Self {
+                match word {
+                    $($words::$value => Self::$value),+
+                }
+            }
+        }
+    )+};
+}
+use words;
+
+/// Parses an object.
+fn parse<'a, T: Deserialize<'a>>(value: &'a [u8]) -> Result<T, Failure> {
+    let text = std::str::from_utf8(value)
+        .map_err(|error| invalid_json(format_args!("not UTF-8 at byte {}", error.valid_up_to())))?;
+    // An array would be read as the values of the fields.
+    if !text.trim_ascii_start().starts_with('{') {
+        return Err(invalid_json("it does not begin with `{`"));
     }
-    if fields.value(Field::Reschedule).is_some() {
-        let allowed = [Field::Reschedule, Field::ScheduledTime, Field::Delay];
-        fields.only(Field::Reschedule, &allowed)?;
-        return Ok(ParsedRequest::Reschedule {
-            job: fields.job_ref(Field::Reschedule)?,
-            when: fields.when(zone)?,
-        });
-    }
-    let Some(data) = fields.raw(Field::Data) else {
-        return Err(invalid(
-            Field::Data,
-            "is missing; set it to null if the job has no data",
-        ));
-    };
-    check_depth(data.get())?;
-    let app = fields.text(Field::App)?;
-    Ok(ParsedRequest::Schedule(Box::new(Draft {
-        app: app
-            .ok_or_else(|| invalid(Field::App, "is missing; set it to the name of the application"))?
-            .into_owned(),
-        when: fields.when(zone)?,
-        priority: fields.priority()?,
-        idempotency_key: fields.text(Field::IdempotencyKey)?.map(Cow::into_owned),
-        request_id: fields.text(Field::RequestId)?.map(Cow::into_owned),
-        payload: Payload {
-            value: Some(value.slice_ref(data.get().as_bytes())),
-            key: fields.text(Field::Key)?.map(|key| Bytes::from(key.into_owned())),
-            headers: fields.headers()?,
-        },
-        expire_after: fields.duration(Field::ExpireAfter)?,
-        on_conflict: fields.on_conflict()?,
-    })))
+    serde_json::from_str(text).map_err(|error| {
+        if error.classify() != Category::Data {
+            return invalid_json(error);
+        }
+        // To know where takes time, so only an invalid object is parsed in this way.
+        let mut json = serde_json::Deserializer::from_str(text);
+        match serde_path_to_error::deserialize::<_, T>(&mut json) {
+            Ok(_) => invalid_json(error),
+            Err(error) => invalid_value(&error.path().to_string(), &error.inner().to_string()),
+        }
+    })
 }
 
-/// Parses the body of a request to reschedule a job.
-pub(crate) fn read_time(value: &[u8], zone: &TimeZone) -> Result<When, Failure> {
-    let fields = Fields::read(value, &Field::IN_JSON)?;
-    for field in Field::IN_JSON {
-        let is_time = field == Field::ScheduledTime || field == Field::Delay;
-        if !is_time && fields.value(field).is_some() {
-            return Err(invalid(
-                field,
-                "cannot be changed; set only `scheduledTime` or `delay`",
-            ));
+fn invalid(field: Field<'_>, problem: &str) -> Failure {
+    field.malformed(Format::Json, problem)
+}
+
+fn invalid_json(problem: impl fmt::Display) -> Failure {
+    Failure::malformed(
+        "request.json",
+        format!("the request is not a JSON object: {problem}"),
+    )
+}
+
+/// The failure of a value at `path`, from the message of serde, which names an unknown, repeated or missing field itself.
+fn invalid_value(path: &str, message: &str) -> Failure {
+    let message = message
+        .rsplit_once(" at line ")
+        .map_or(message, |(message, _)| message);
+    if path.starts_with("headers") {
+        let problem = format!(
+            "are invalid at `{}` ({}); write an object of names and strings, or an array of objects with `name` and `value`",
+            bounded_text(path, SHOWN),
+            bounded_text(message, 2 * SHOWN)
+        );
+        return invalid(Field("headers"), &problem);
+    }
+    if let Some(unknown) = message.strip_prefix("unknown field `")
+        && let Some((name, known)) = unknown.rsplit_once("`, expected ")
+    {
+        let hint = hint(name, known.split('`').skip(1).step_by(2));
+        let message = format!("unknown field `{}`{hint}", bounded_text(name, SHOWN));
+        return Failure::malformed("request.unknownField", message);
+    }
+    for (prefix, problem) in [
+        ("duplicate field `", "appears more than once"),
+        ("missing field `", "is missing"),
+    ] {
+        if let Some(name) = message
+            .strip_prefix(prefix)
+            .and_then(|rest| rest.split('`').next())
+        {
+            let nested = format!("{path}.{name}");
+            return invalid(Field(if path == "." { name } else { &nested }), problem);
         }
     }
-    fields.when(zone)
+    let mut kinds = ["invalid type: ", "invalid value: ", "unknown variant "].into_iter();
+    let problem = match kinds.find_map(|kind| message.strip_prefix(kind)) {
+        Some(problem) => format!("is {}", problem.replacen(", expected ", "; expected ", 1)),
+        None => message.to_owned(),
+    };
+    invalid(Field(path), &bounded_text(&problem, 4 * SHOWN))
+}
+
+/// Reads JSON as it is, also `null`.
+fn raw<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<&'de RawValue>, D::Error> {
+    <&RawValue>::deserialize(deserializer).map(Some)
+}
+
+/// Reads a word, or null.
+fn word<'de, D: Deserializer<'de>, T: Deserialize<'de>>(deserializer: D) -> Result<Option<T>, D::Error> {
+    as_word(Option::deserialize(deserializer)?)
+}
+
+fn as_word<'de, T: Deserialize<'de>, E: de::Error>(text: Option<String>) -> Result<Option<T>, E> {
+    let word = text.map(|text| T::deserialize(bounded_text(&text, SHOWN).into_deserializer()));
+    word.transpose()
+}
+
+/// A number that is not negative, or null.
+fn number<'de, D: Deserializer<'de>, T: TryFrom<u64>>(deserializer: D) -> Result<Option<T>, D::Error> {
+    let Some(value) = Option::<&RawValue>::deserialize(deserializer)? else {
+        return Ok(None);
+    };
+    let number = serde_json::from_str::<u64>(value.get()).ok();
+    number
+        .and_then(|number| number.try_into().ok())
+        .map(Some)
+        .ok_or_else(|| {
+            let shown = bounded_text(value.get(), SHOWN);
+            D::Error::custom(format!(
+                "is `{shown}`; expected a whole number that is not negative"
+            ))
+        })
+}
+
+/// What a field with a short form has in place of an object.
+trait Object {
+    /// What the field can be.
+    const EXPECTED: &'static str;
+}
+
+// A text, or an object. The description is that of the field.
+#[derive(ToSchema)]
+#[serde(untagged)]
+enum TextOr<T> {
+    Text(String),
+    Object(#[schema(inline)] T),
+}
+
+impl<'de, T: Deserialize<'de> + Object> Deserialize<'de> for TextOr<T> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct TextOrObject<T>(PhantomData<T>);
+
+        impl<'de, T: Deserialize<'de> + Object> Visitor<'de> for TextOrObject<T> {
+            type Value = TextOr<T>;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str(T::EXPECTED)
+            }
+
+            fn visit_str<E: de::Error>(self, text: &str) -> Result<Self::Value, E> {
+                Ok(TextOr::Text(text.to_owned()))
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<Self::Value, A::Error> {
+                T::deserialize(MapAccessDeserializer::new(map)).map(TextOr::Object)
+            }
+        }
+
+        deserializer.deserialize_any(TextOrObject(PhantomData))
+    }
+}
+
+/// Headers: an object of names and texts, or an array of objects with `name` and `value`, or with `valueBase64` if that is supported.
+#[derive(Default)]
+struct HeaderFields<const BASE64: bool>(Vec<v1::Header>);
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+struct HeaderItem {
+    name: String,
+    value: Option<String>,
+    value_base64: Option<String>,
+}
+
+impl Object for HeaderItem {
+    const EXPECTED: &str = "an object with `name` and `value`";
+}
+
+impl<'de, const BASE64: bool> Deserialize<'de> for HeaderFields<BASE64> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_any(HeaderVisitor::<BASE64>)
+    }
+}
+
+struct HeaderVisitor<const BASE64: bool>;
+
+impl<'de, const BASE64: bool> Visitor<'de> for HeaderVisitor<BASE64> {
+    type Value = HeaderFields<BASE64>;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("an object or an array")
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Self::Value, A::Error> {
+        let (mut headers, mut names) = (Vec::new(), BTreeSet::new());
+        while let Some((name, value)) = map.next_entry::<String, Option<String>>()? {
+            if !names.insert(name.clone()) {
+                let name = bounded_text(&name, SHOWN);
+                let problem = format!("`{name}` is repeated, which only an array allows");
+                return Err(A::Error::custom(problem));
+            }
+            let value = value.map(Bytes::from);
+            headers.push(v1::Header { name, value });
+        }
+        Ok(HeaderFields(headers))
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut items: A) -> Result<Self::Value, A::Error> {
+        let mut headers = Vec::new();
+        while let Some(item) = items.next_element::<TextOr<HeaderItem>>()? {
+            let (name, value) = match item {
+                TextOr::Object(HeaderItem {
+                    name,
+                    value,
+                    value_base64: None,
+                }) => (name, value.map(Bytes::from)),
+                TextOr::Object(HeaderItem {
+                    name,
+                    value: None,
+                    value_base64: Some(text),
+                }) if BASE64 => {
+                    let value = STANDARD.decode(text);
+                    let value = value.map_err(|error| A::Error::custom(format!("not Base64: {error}")))?;
+                    (name, Some(value.into()))
+                }
+                _ => return Err(A::Error::custom("an item is invalid")),
+            };
+            headers.push(v1::Header { name, value });
+        }
+        Ok(HeaderFields(headers))
+    }
 }
 
 /// Parses a date and time, rounded up to the millisecond. Without an offset it is interpreted in `zone`.
-pub(crate) fn read_instant(field: Field, text: &str, zone: &TimeZone) -> Result<Timestamp, Failure> {
+pub(crate) fn read_instant(field: Field<'_>, text: &str, zone: &TimeZone) -> Result<Timestamp, Failure> {
     Timestamp::parse_in(text, zone).map_err(|error| {
         let shown = bounded_text(text, SHOWN);
         let problem = match error {
@@ -103,312 +291,51 @@ pub(crate) fn read_instant(field: Field, text: &str, zone: &TimeZone) -> Result<
     })
 }
 
-fn invalid(field: Field, problem: &str) -> Failure {
-    field.malformed(Format::Json, problem)
+fn read_time(
+    field: Field<'_>,
+    text: Option<&String>,
+    zone: &TimeZone,
+) -> Result<Option<ProtoTimestamp>, Failure> {
+    let time = text.map(|text| read_instant(field, text, zone).map(to_timestamp));
+    time.transpose()
 }
 
-fn invalid_json(problem: impl fmt::Display) -> Failure {
-    Failure::malformed(
-        "request.json",
-        format!("the request is not a JSON object: {problem}"),
-    )
+fn parse_duration(field: Field<'_>, text: &str) -> Result<HumanDuration, Failure> {
+    let duration = text.parse::<HumanDuration>();
+    duration.map_err(|error| invalid(field, &error.to_string()))
 }
 
-/// The fields of an object, each at most once.
-struct Fields<'a>(Vec<(Field, &'a RawValue)>);
-
-impl<'a> Fields<'a> {
-    /// Reads a request, which has these fields.
-    fn read(value: &'a [u8], known: &[Field]) -> Result<Self, Failure> {
-        Self::read_ignoring(value, known, &[])
-    }
-
-    /// Reads a request, which has these fields, and others that are ignored.
-    fn read_ignoring(value: &'a [u8], known: &[Field], ignored: &[&str]) -> Result<Self, Failure> {
-        let text = std::str::from_utf8(value)
-            .map_err(|error| invalid_json(format_args!("not UTF-8 at byte {}", error.valid_up_to())))?;
-        // For other values, the message of serde would contain the value.
-        if !text.trim_ascii_start().starts_with('{') {
-            return Err(invalid_json("it does not begin with `{`"));
-        }
-        Self::of_object(text, known, ignored)
-    }
-
-    fn of_object(text: &'a str, known: &[Field], ignored: &[&str]) -> Result<Self, Failure> {
-        let mut fields = Self(Vec::new());
-        for (name, value) in entries(text).map_err(invalid_json)? {
-            if ignored.contains(&&*name) {
-                continue;
-            }
-            let Some(field) = known.iter().copied().find(|field| field.key() == name) else {
-                let known = known.iter().map(|field| field.key());
-                let shown = bounded_text(&name, SHOWN);
-                let message = format!("unknown field `{shown}`{}", hint(&name, known));
-                return Err(Failure::malformed("request.unknownField", message));
-            };
-            if fields.raw(field).is_some() {
-                return Err(invalid(field, "appears more than once"));
-            }
-            fields.0.push((field, value));
-        }
-        Ok(fields)
-    }
-
-    /// The JSON text of a field.
-    fn raw(&self, field: Field) -> Option<&'a RawValue> {
-        let mut fields = self.0.iter();
-        fields.find_map(|(other, value)| (*other == field).then_some(*value))
-    }
-
-    /// The JSON text of a field, unless it is null.
-    fn value(&self, field: Field) -> Option<&'a RawValue> {
-        self.raw(field).filter(|value| value.get() != "null")
-    }
-
-    fn text(&self, field: Field) -> Result<Option<Cow<'a, str>>, Failure> {
-        let Some(value) = self.value(field) else {
-            return Ok(None);
-        };
-        match text(value) {
-            Some(text) => Ok(Some(text)),
-            None => Err(invalid(field, &format!("is {}; expected a string", shown(value)))),
-        }
-    }
-
-    fn reject_recurring(&self) -> Result<(), Failure> {
-        for field in [Field::Cron, Field::TimeZone] {
-            if self.value(field).is_some() {
-                let problem = "is not supported in the request for a job; set `scheduledTime` or `delay`, or create a \
-                               recurring schedule at /v1/schedules";
-                return Err(field.rejected(Format::Json, problem));
-            }
-        }
-        Ok(())
-    }
-
-    /// Rejects fields that a command does not have.
-    fn only(&self, command: Field, allowed: &[Field]) -> Result<(), Failure> {
-        for field in Field::IN_JSON {
-            if !allowed.contains(&field) && self.value(field).is_some() {
-                return Err(invalid(
-                    field,
-                    &format!("cannot be combined with `{}`", command.json()),
-                ));
-            }
-        }
-        Ok(())
-    }
-
-    /// The job of a command: its id, or an object with its application and idempotency key.
-    fn job_ref(&self, field: Field) -> Result<JobRef, Failure> {
-        if let Some(value) = self.value(field).filter(|value| value.get().starts_with('{')) {
-            let fields = Fields::read(value.get().as_bytes(), &Field::IN_JSON)?;
-            fields.only(field, &[Field::App, Field::IdempotencyKey])?;
-            let (app, key) = (fields.text(Field::App)?, fields.text(Field::IdempotencyKey)?);
-            let (app, key) = (app.unwrap_or_default(), key.unwrap_or_default());
-            return read_job_ref(field, Format::Json, "", &app, &key);
-        }
-        let problem = "expected an id, or an object with `appName` and `idempotencyKey`";
-        match self.value(field).and_then(text) {
-            Some(id) => read_id(field, Format::Json, &id).map(JobRef::Id),
-            None => Err(invalid(
-                field,
-                &format!(
-                    "is {}; {problem}",
-                    self.value(field).map_or_else(String::new, shown)
-                ),
-            )),
-        }
-    }
-
-    fn on_conflict(&self) -> Result<ConflictPolicy, Failure> {
-        match self.text(Field::OnConflict)?.as_deref() {
-            None | Some("reject") => Ok(ConflictPolicy::Reject),
-            Some("replace") => Ok(ConflictPolicy::Replace),
-            Some(other) => {
-                let shown = bounded_text(other, SHOWN);
-                let problem = format!("is `{shown}`; expected reject or replace");
-                Err(invalid(Field::OnConflict, &problem))
-            }
-        }
-    }
-
-    fn when(&self, zone: &TimeZone) -> Result<When, Failure> {
-        match (self.text(Field::ScheduledTime)?, self.duration(Field::Delay)?) {
-            (Some(text), None) => read_instant(Field::ScheduledTime, &text, zone).map(When::At),
-            (None, Some(delay)) => Ok(When::After(delay)),
-            (Some(_), Some(_)) => Err(invalid(
-                Field::ScheduledTime,
-                "cannot be combined with `delay`; set one of the two",
-            )),
-            (None, None) => Err(invalid(
-                Field::ScheduledTime,
-                "is missing; set it, or set `delay`, for example to 90s",
-            )),
-        }
-    }
-
-    fn duration(&self, field: Field) -> Result<Option<HumanDuration>, Failure> {
-        let Some(text) = self.text(field)? else {
-            return Ok(None);
-        };
-        let duration = text
-            .parse()
-            .map_err(|error| invalid(field, &format!("{error}")))?;
-        Ok(Some(duration))
-    }
-
-    fn priority(&self) -> Result<Priority, Failure> {
-        let Some(text) = self.text(Field::Priority)? else {
-            return Ok(Priority::default());
-        };
-        let all = [Priority::High, Priority::Normal, Priority::Low];
-        all.into_iter()
-            .find(|priority| text.eq_ignore_ascii_case(priority.as_str()))
-            .ok_or_else(|| {
-                let shown = bounded_text(&text, SHOWN);
-                invalid(
-                    Field::Priority,
-                    &format!("is `{shown}`; expected high, normal or low"),
-                )
-            })
-    }
-
-    fn headers(&self) -> Result<Headers, Failure> {
-        self.read_headers(named_value)
-    }
-
-    /// The headers, each with its name and value by `read_item` if they are an array.
-    fn read_headers(
-        &self,
-        read_item: impl Fn(&'a RawValue) -> Option<NamedValue<'a>>,
-    ) -> Result<Headers, Failure> {
-        const RIGHT: &str =
-            "expected an object of names and strings, or an array of objects with `name` and `value`";
-        let Some(value) = self.value(Field::Headers) else {
-            return Ok(Headers::new());
-        };
-        let problem = |problem: &str| invalid(Field::Headers, &format!("{problem}; {RIGHT}"));
-        let mut headers = Headers::new();
-        let mut push = |name: &str, value: HeaderValue<'_>| {
-            let shown = || bounded_text(name, SHOWN);
-            match value {
-                HeaderValue::Json(value) => {
-                    let value = value.filter(|value| value.get() != "null");
-                    let text = value.map(|value| {
-                        let shown = shown();
-                        text(value).ok_or_else(|| {
-                            problem(&format!("contains a value for `{shown}` that is not a string"))
-                        })
-                    });
-                    headers.push(name, text.transpose()?.as_deref().map(str::as_bytes));
-                }
-                HeaderValue::Base64(encoded) => {
-                    let decoded = STANDARD.decode(&*encoded).map_err(|error| {
-                        let shown = shown();
-                        problem(&format!(
-                            "contains a value for `{shown}` that is not Base64: {error}"
-                        ))
-                    })?;
-                    headers.push(name, Some(&decoded));
-                }
-            }
-            Ok(())
-        };
-        if value.get().starts_with('{') {
-            let entries = entries(value.get()).map_err(invalid_json)?;
-            let mut names = std::collections::BTreeSet::new();
-            for (name, value) in &entries {
-                if !names.insert(name) {
-                    let shown = bounded_text(name, SHOWN);
-                    return Err(problem(&format!(
-                        "contains `{shown}` more than once, which only the array form allows"
-                    )));
-                }
-                push(name, HeaderValue::Json(Some(value)))?;
-            }
-        } else if value.get().starts_with('[') {
-            let items: Vec<&RawValue> = serde_json::from_str(value.get()).map_err(invalid_json)?;
-            for item in items {
-                let (name, value) = read_item(item).ok_or_else(|| problem("contains an invalid item"))?;
-                push(&name, value)?;
-            }
-        } else {
-            return Err(problem("is neither an object nor an array"));
-        }
-        Ok(headers)
-    }
+fn read_duration(field: Field<'_>, text: Option<&String>) -> Result<Option<ProtoDuration>, Failure> {
+    let duration = text.map(|text| parse_duration(field, text).map(to_duration));
+    duration.transpose()
 }
 
-/// The value of a header.
-enum HeaderValue<'a> {
-    /// A string or null; a missing value is null.
-    Json(Option<&'a RawValue>),
-    Base64(Cow<'a, str>),
+fn read_base64(field: Field<'_>, text: Option<&String>) -> Result<Option<Bytes>, Failure> {
+    let decoded = text.map(|text| STANDARD.decode(text)).transpose();
+    let decoded = decoded.map_err(|error| invalid(field, &format!("is not Base64: {error}")))?;
+    Ok(decoded.map(Bytes::from))
 }
 
-type NamedValue<'a> = (Cow<'a, str>, HeaderValue<'a>);
-
-/// `{"name": ..., "value": ...}`.
-fn named_value(item: &RawValue) -> Option<NamedValue<'_>> {
-    let (mut name, mut value) = (None, None);
-    for (field, found) in entries(item.get()).ok()? {
-        let is_repeated = match field.as_ref() {
-            "name" => name.replace(text(found)?).is_some(),
-            "value" => value.replace(found).is_some(),
-            _ => return None,
-        };
-        if is_repeated {
-            return None;
-        }
+/// The bytes of a job's data, which are a part of `value`.
+fn read_data(data: Option<&RawValue>, value: &Bytes) -> Result<Bytes, Failure> {
+    let problem = "is missing; set it to null if the job has no data";
+    let data = data.ok_or_else(|| invalid(Field("jobData"), problem))?.get();
+    if is_too_deep(data) {
+        let problem = format!("is nested more than {MAX_DEPTH} levels deep");
+        return Err(invalid(Field("jobData"), &problem));
     }
-    Some((name?, HeaderValue::Json(value)))
+    Ok(value.slice_ref(data.as_bytes()))
 }
 
-fn text(value: &RawValue) -> Option<Cow<'_, str>> {
-    serde_json::from_str::<Text<'_>>(value.get())
-        .ok()
-        .map(|text| text.0)
+/// The data of a job as the JSON text from which it would be read unchanged; `None` if there is none.
+pub(crate) fn as_data(bytes: &[u8]) -> Option<Box<RawValue>> {
+    let json: Box<RawValue> = serde_json::from_slice(bytes).ok()?;
+    // Without white space around it.
+    let is_whole = json.get().len() == bytes.len();
+    (is_whole && !is_too_deep(json.get())).then_some(json)
 }
 
-fn shown(value: &RawValue) -> String {
-    match value.get().as_bytes().first() {
-        Some(b'{') => "an object".to_owned(),
-        Some(b'[') => "an array".to_owned(),
-        _ => format!("`{}`", bounded_text(value.get(), SHOWN)),
-    }
-}
-
-#[derive(Deserialize)]
-struct Text<'a>(#[serde(borrow)] Cow<'a, str>);
-
-/// The names and values of a JSON object in order, including repeated names.
-fn entries(object: &str) -> Result<Vec<(Cow<'_, str>, &RawValue)>, serde_json::Error> {
-    struct Entries;
-
-    impl<'de> Visitor<'de> for Entries {
-        type Value = Vec<(Cow<'de, str>, &'de RawValue)>;
-
-        fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-            f.write_str("a JSON object")
-        }
-
-        fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Self::Value, A::Error> {
-            let mut entries = Vec::new();
-            while let Some(Text(name)) = map.next_key()? {
-                entries.push((name, map.next_value()?));
-            }
-            Ok(entries)
-        }
-    }
-
-    let mut deserializer = serde_json::Deserializer::from_str(object);
-    let entries = deserializer.deserialize_map(Entries)?;
-    deserializer.end()?;
-    Ok(entries)
-}
-
-fn check_depth(data: &str) -> Result<(), Failure> {
+fn is_too_deep(data: &str) -> bool {
     let (mut depth, mut in_string, mut escaped) = (0_usize, false, false);
     for byte in data.bytes() {
         match byte {
@@ -420,9 +347,8 @@ fn check_depth(data: &str) -> Result<(), Failure> {
             _ => {}
         }
         if depth > MAX_DEPTH {
-            let problem = format!("is nested more than {MAX_DEPTH} levels deep");
-            return Err(invalid(Field::Data, &problem));
+            return true;
         }
     }
-    Ok(())
+    false
 }

@@ -8,36 +8,30 @@ use redeliver_proto::v1;
 use redeliver_recurrence::{CatchUp, Invalid, Recurrence, ScheduleId};
 
 use super::field::{Field, Format};
-use super::parsed::When;
-use super::protobuf::template_draft;
+use super::job::{self, When, missing_app};
 use super::{Envelope, Request, Rules};
 use crate::schedules::read_spec;
 
-/// A change of a schedule as it is parsed, before it is checked against the rules.
-pub type ParsedChange = Change<String, v1::ScheduleSpec>;
-/// A change of a schedule that complies with the rules.
-pub type CheckedChange = Change<ScheduleId, ScheduleDefinition>;
-
 /// A change of a schedule.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Change<I, D> {
+pub struct ScheduleChange {
     /// The id of the schedule.
-    pub id: I,
+    pub id: ScheduleId,
     /// What to do.
-    pub action: Action<D>,
+    pub action: Action,
     /// The application of its job; with another one, it is unknown to this change. `None`: any application.
     pub expected_app: Option<String>,
 }
 
 /// What to do with a schedule.
 #[derive(Clone, Debug, PartialEq)]
-pub enum Action<D> {
+pub enum Action {
     /// Create it.
-    Create(Box<D>),
+    Create(Box<ScheduleDefinition>),
     /// Replace its definition.
     Update {
         /// The new definition.
-        definition: Box<D>,
+        definition: Box<ScheduleDefinition>,
         /// The revision that it must have.
         expected_revision: Option<u32>,
     },
@@ -60,43 +54,44 @@ pub struct ScheduleDefinition {
     pub job: v1::JobTemplate,
 }
 
-impl ParsedChange {
-    pub(super) fn check(
-        self,
-        format: Format,
-        rules: &Rules,
-        envelope: &Envelope<'_>,
-    ) -> Result<CheckedChange, Failure> {
-        let id = self.id.parse().map_err(|error: Invalid| {
-            let shown = bounded_text(&self.id, 60);
-            Field::Id.malformed(format, &format!("is `{shown}`; it {}", error.problem))
-        })?;
-        let definition =
-            |spec: v1::ScheduleSpec| check_definition(spec, format, rules, envelope.now).map(Box::new);
-        let action = match self.action {
-            Action::Create(spec) => Action::Create(definition(*spec)?),
-            Action::Update {
-                definition: spec,
-                expected_revision,
-            } if expected_revision != Some(0) => Action::Update {
-                definition: definition(*spec)?,
-                expected_revision,
-            },
-            Action::Update { .. } => {
-                let problem = "is 0; the first revision is 1";
-                return Err(Field::ExpectedRevision.malformed(format, problem));
-            }
-            Action::Pause => Action::Pause,
-            Action::Resume(catch_up) => Action::Resume(catch_up),
-            Action::Trigger => Action::Trigger,
-            Action::Delete => Action::Delete,
-        };
-        Ok(Change {
-            id,
-            action,
-            expected_app: self.expected_app,
-        })
-    }
+/// Checks a change of a schedule.
+pub(super) fn check(
+    change: v1::ChangeSchedule,
+    format: Format,
+    rules: &Rules,
+    envelope: &Envelope<'_>,
+) -> Result<ScheduleChange, Failure> {
+    use v1::change_schedule::Change;
+    let invalid = |problem| Field("command").malformed(format, problem);
+    let definition = |spec: Option<v1::ScheduleSpec>| {
+        let spec = spec.ok_or_else(|| invalid("has no `spec`"))?;
+        check_definition(spec, format, rules, envelope.now).map(Box::new)
+    };
+    let id = change.id.parse().map_err(|error: Invalid| {
+        let shown = bounded_text(&change.id, 60);
+        Field("id").malformed(format, &format!("is `{shown}`; it {}", error.problem))
+    })?;
+    let action = match change.change.ok_or_else(|| invalid("has no `change`"))? {
+        Change::Create(create) => Action::Create(definition(create.spec)?),
+        Change::Update(update) if update.expected_revision == Some(0) => {
+            let problem = "is 0; the first revision is 1";
+            return Err(Field("expectedRevision").malformed(format, problem));
+        }
+        Change::Update(update) => Action::Update {
+            definition: definition(update.spec)?,
+            expected_revision: update.expected_revision,
+        },
+        Change::Pause(_) => Action::Pause,
+        Change::Resume(resume) if resume.catch_up => Action::Resume(CatchUp::Misfire),
+        Change::Resume(_) => Action::Resume(CatchUp::Skip),
+        Change::Trigger(_) => Action::Trigger,
+        Change::Delete(_) => Action::Delete,
+    };
+    Ok(ScheduleChange {
+        id,
+        action,
+        expected_app: (!change.expected_app.is_empty()).then_some(change.expected_app),
+    })
 }
 
 /// Checks the definition of a schedule, including its job.
@@ -109,8 +104,8 @@ fn check_definition(
     let job = spec.job.take();
     let recurrence = check_recurrence(&spec, &rules.time_zone, format)?;
     let mut job = job.ok_or_else(|| match format {
-        Format::Json => Field::App.malformed(format, "is missing; set it to the name of the application"),
-        Format::Protobuf => Field::Job.malformed(format, "is missing; set at least its app"),
+        Format::Json => missing_app(format),
+        Format::Protobuf => Field("job").malformed(format, "is missing; set at least its app"),
     })?;
     check_job(&job, format, rules, now)?;
     // In the form in which equal definitions are equal.
@@ -136,9 +131,10 @@ pub fn check_recurrence(
         let default = || zone.iana_name().map(str::to_owned);
         cron.zone = cron.zone.take().or_else(default);
     }
-    read_spec(&spec).map_err(|invalid| match Field::of_definition(invalid.field) {
-        Some(field) => field.rejected(format, &invalid.problem),
-        None => Failure::permanent(format!("request.{}", invalid.field), invalid.to_string()),
+    read_spec(&spec).map_err(|Invalid { field, problem }| {
+        // The only one whose name in JSON differs.
+        let field = if field == "max_count" { "maxCount" } else { field };
+        Field(field).rejected(format, &problem)
     })
 }
 
@@ -175,7 +171,18 @@ fn request_of(
         key: None,
         headers: &Headers::new(),
     };
-    template_draft(template.clone(), When::At(due))?.check(format, rules, &envelope)
+    let template = template.clone();
+    let spec = v1::JobSpec {
+        app: template.app,
+        when: Some(When::At(due).into()),
+        priority: template.priority,
+        data: template.data,
+        key: template.key,
+        headers: template.headers,
+        expire_after: template.expire_after,
+        ..v1::JobSpec::default()
+    };
+    job::check(spec, format, rules, &envelope)
 }
 
 #[cfg(test)]
@@ -183,7 +190,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_cron_expression_is_in_the_default_zone() {
+    fn cron_uses_default_zone() {
         let zone_of = |zone: Option<&str>| {
             let cron = v1::CronTiming {
                 expression: "@daily".into(),
@@ -206,7 +213,7 @@ mod tests {
     }
 
     #[test]
-    fn an_invalid_definition_has_the_name_of_the_field_in_its_format() {
+    fn invalid_definition_names_field() {
         let spec = |zone: &str, max: u32| v1::ScheduleSpec {
             timing: Some(v1::schedule_spec::Timing::Cron(v1::CronTiming {
                 expression: "@daily".into(),

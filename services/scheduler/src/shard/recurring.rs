@@ -17,7 +17,7 @@ use super::{Room, Shard, Writes};
 use crate::index::{Change, Effect};
 use crate::index_messages::Found;
 use crate::job::{Job, JobId, Kind};
-use crate::request::{Action, CheckedChange, Command, Field, Format, Incoming, ScheduleDefinition, job_of};
+use crate::request::{Action, Command, Field, Format, Incoming, ScheduleChange, ScheduleDefinition, job_of};
 use crate::schedules::{self, RecordError, StoredSchedule};
 use crate::window::Window;
 use crate::{codec, schedule_key};
@@ -71,7 +71,7 @@ impl Shard {
     /// Changes a schedule.
     pub(super) fn change_schedule(
         &mut self,
-        change: CheckedChange,
+        change: ScheduleChange,
         record: &Record,
         found: &Found,
         now: Timestamp,
@@ -145,7 +145,7 @@ impl Shard {
         &mut self,
         mut stored: StoredSchedule,
         previous: &Bytes,
-        action: Action<ScheduleDefinition>,
+        action: Action,
         record: &Record,
         now: Timestamp,
         writes: &mut Writes,
@@ -251,7 +251,7 @@ impl Shard {
     ) -> v1::CommandOutcome {
         let stored = StoredSchedule::new(id, definition.recurrence, definition.job, now);
         if stored.state() == v1::ScheduleState::Finished {
-            let failure = Field::End.rejected(Format::Json, "is before the first occurrence after now");
+            let failure = Field("end").rejected(Format::Json, "is before the first occurrence after now");
             return self.reject_command(record, &failure, now, writes);
         }
         if let Err(failure) = self.check_growth(0, &stored.job, now) {

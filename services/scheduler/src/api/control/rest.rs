@@ -8,9 +8,8 @@
 
 use std::sync::Arc;
 
-use axum::body::Bytes;
 use axum::extract::rejection::QueryRejection;
-use axum::extract::{FromRequest, Path, Query, Request, State};
+use axum::extract::{Path, Query, State};
 use axum::{Extension, Json};
 use redeliver_proto::v1;
 use redeliver_proto::v1::rate_limit::Limit;
@@ -18,7 +17,6 @@ use redeliver_service::control::ControlName;
 use redeliver_service::control::operations::{ChangeVerb, WantedChange, read_limit};
 use redeliver_service::control::value::RateLimit;
 use redeliver_service::identity::Identity;
-use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use utoipa::{IntoParams, ToSchema};
 
@@ -27,8 +25,7 @@ use crate::api::error::RequestError;
 use crate::api::jobs::Jobs;
 use crate::api::openapi::{BodyProblems, ControlProblems, DocumentedRouter, Problems};
 use crate::api::problem::Problem;
-use crate::api::rest::{invalid_query, json_body};
-use crate::api::schedules::rest::read_options;
+use crate::api::rest::{Options, invalid_query};
 use crate::index::Index;
 use crate::request::{Field, Format};
 
@@ -120,20 +117,6 @@ async fn show<I: Index>(
     Ok(Json(control.map_err(RequestError::from)?.into()))
 }
 
-/// The body of a request, in JSON; a missing body has no options.
-struct Options<T>(T);
-
-impl<S: Send + Sync, T: Default + DeserializeOwned> FromRequest<S> for Options<T> {
-    type Rejection = Problem;
-
-    async fn from_request(request: Request, state: &S) -> Result<Self, Problem> {
-        let headers = request.headers().clone();
-        let body = Bytes::from_request(request, state).await;
-        let body = json_body(&headers, body, "scheduler.max_data")?;
-        Ok(Self(read_options(&body)?))
-    }
-}
-
 /// The options of a change; a body of length 0 has none.
 #[derive(Default, Deserialize, ToSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
@@ -165,7 +148,7 @@ impl ControlRate {
         let limit = match (self.rate_per_second, self.unlimited) {
             (Some(_), Some(_)) => {
                 let problem = "has both `ratePerSecond` and `unlimited`; write one of them";
-                return Err(Field::Rate.malformed(FORMAT, problem).into());
+                return Err(Field("rate").malformed(FORMAT, problem).into());
             }
             (Some(rate), None) => Some(Limit::PerSecond(rate)),
             (None, Some(unlimited)) => Some(Limit::Unlimited(unlimited)),

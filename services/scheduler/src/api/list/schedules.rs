@@ -63,7 +63,7 @@ impl ListSchedules {
 
     fn after(&self, format: Format) -> Result<Option<Cursor>, Failure> {
         token::decode(&token_filters(&self.token_app()), &self.page_token)
-            .map_err(|error| Field::PageToken.malformed(format, &error.to_string()))
+            .map_err(|error| Field("pageToken").malformed(format, &error.to_string()))
     }
 }
 

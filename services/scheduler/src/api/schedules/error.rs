@@ -142,7 +142,7 @@ mod tests {
     use crate::api::error::NoOutcome;
 
     #[test]
-    fn a_trigger_with_an_unknown_outcome_says_how_to_find_out() {
+    fn uncertain_trigger_says_how_to_check() {
         let id = "nightly".to_owned();
         let job = JobId::new(Timestamp::from_millis(1_763_722_800_000), 3, 7);
         let position = Position {

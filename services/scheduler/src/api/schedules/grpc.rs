@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use redeliver_core::{Failure, Timestamp};
 use redeliver_proto::v1;
+use redeliver_proto::v1::change_schedule::{Change, Delete, Pause, Resume, Trigger};
 use redeliver_proto::v1::schedule_service_server::ScheduleService;
-use redeliver_recurrence::CatchUp;
 use tonic::{Request, Response, Status};
 
 use super::{Expected, PreviewRequest, Previewed, changed};
@@ -14,7 +14,7 @@ use crate::api::grpc::{asked, caller, named};
 use crate::api::jobs::Jobs;
 use crate::api::list::{ListSchedules, SchedulePage};
 use crate::index::Index;
-use crate::request::{Action, Field, Format, read_timestamp};
+use crate::request::{Field, Format, read_timestamp};
 
 const FORMAT: Format = Format::Protobuf;
 
@@ -32,12 +32,14 @@ fn status(error: impl Into<RequestError>) -> Status {
 }
 
 fn required(spec: Option<v1::ScheduleSpec>) -> Result<v1::ScheduleSpec, Status> {
-    spec.ok_or_else(|| status(Field::Spec.malformed(FORMAT, "is missing; set it to the definition")))
+    spec.ok_or_else(|| status(Field("spec").malformed(FORMAT, "is missing; set it to the definition")))
 }
 
 fn after(request: &v1::PreviewScheduleRequest) -> Result<Option<Timestamp>, Failure> {
     let after = request.after.as_ref();
-    after.map(|after| read_timestamp(Field::After, after)).transpose()
+    after
+        .map(|after| read_timestamp(Field("after"), after))
+        .transpose()
 }
 
 #[tonic::async_trait]
@@ -122,7 +124,7 @@ impl<I: Index> ScheduleService for Service<I> {
         let id = request.into_inner().id;
         let paused = self
             .0
-            .change_schedule(&caller, id, Action::Pause, FORMAT, asked)
+            .change_schedule(&caller, id, Change::Pause(Pause {}), FORMAT, asked)
             .await;
         let schedule = paused.and_then(changed).map_err(status)?;
         Ok(Response::new(schedule))
@@ -134,10 +136,9 @@ impl<I: Index> ScheduleService for Service<I> {
     ) -> Result<Response<v1::ResumeScheduleResponse>, Status> {
         let (caller, asked) = (caller(&request)?, asked(request.metadata())?);
         let v1::ResumeScheduleRequest { id, catch_up } = request.into_inner();
-        let catch_up = if catch_up { CatchUp::Misfire } else { CatchUp::Skip };
         let resumed = self
             .0
-            .change_schedule(&caller, id, Action::Resume(catch_up), FORMAT, asked)
+            .change_schedule(&caller, id, Change::Resume(Resume { catch_up }), FORMAT, asked)
             .await;
         let v1::CommandOutcome {
             schedule, skipped, ..
@@ -153,7 +154,7 @@ impl<I: Index> ScheduleService for Service<I> {
         let id = request.into_inner().id;
         let triggered = self
             .0
-            .change_schedule(&caller, id, Action::Trigger, FORMAT, asked)
+            .change_schedule(&caller, id, Change::Trigger(Trigger {}), FORMAT, asked)
             .await;
         let job = triggered.map_err(status)?.job.unwrap_or_default();
         Ok(Response::new(v1::TriggerScheduleResponse { job_id: job.id }))
@@ -171,7 +172,7 @@ impl<I: Index> ScheduleService for Service<I> {
             Some(v1::preview_schedule_request::Schedule::Spec(spec)) => Previewed::Definition(Box::new(spec)),
             None => {
                 let problem = "is missing; set it, or set `spec`";
-                return Err(status(Field::Id.malformed(FORMAT, problem)));
+                return Err(status(Field("id").malformed(FORMAT, problem)));
             }
         };
         let request = PreviewRequest {
@@ -192,7 +193,7 @@ impl<I: Index> ScheduleService for Service<I> {
         let id = request.into_inner().id;
         let deleted = self
             .0
-            .change_schedule(&caller, id, Action::Delete, FORMAT, asked)
+            .change_schedule(&caller, id, Change::Delete(Delete {}), FORMAT, asked)
             .await;
         deleted.map_err(status)?;
         Ok(Response::new(v1::DeleteScheduleResponse {}))

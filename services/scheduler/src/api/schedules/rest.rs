@@ -10,23 +10,18 @@
 //! | `POST /v1/schedules/{id}:pause`, `:resume`, `:trigger` | 200, 404 |
 //! | `GET /v1/schedules/{id}/preview` | 200, 404 |
 //! | `POST /v1/schedules:preview` | 200 |
-//!
-//! The router cannot match a part of a segment: matchit 0.8.4, which axum 0.8 pins, has no suffixes of parameters. So one route serves
-//! all methods of a schedule, and reads the verb from the end of the segment; ids contain no colon.
 
 use std::sync::Arc;
 
-use axum::body::Bytes;
-use axum::extract::rejection::{BytesRejection, QueryRejection};
+use axum::extract::rejection::QueryRejection;
 use axum::extract::{Path, Query, State};
-use axum::http::{HeaderMap, StatusCode, header};
+use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse as _, Response};
 use axum::{Extension, Json};
-use redeliver_core::{Failure, Timestamp};
+use redeliver_core::Timestamp;
 use redeliver_proto::v1;
-use redeliver_recurrence::CatchUp;
+use redeliver_proto::v1::change_schedule::{Change, Delete, Pause, Resume, Trigger};
 use redeliver_service::identity::Identity;
-use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use utoipa::{IntoParams, ToSchema};
 
@@ -36,14 +31,11 @@ use crate::api::changes::Asked;
 use crate::api::error::RequestError;
 use crate::api::jobs::Jobs;
 use crate::api::list::{ListSchedules, SchedulePage};
-use crate::api::openapi::{
-    BodyProblems, DocumentedRouter, PreviewDefinition, Problems, ResumeRequest, ScheduleProblems,
-    ScheduleRequest,
-};
+use crate::api::openapi::{BodyProblems, DocumentedRouter, PreviewDefinition, Problems, ScheduleProblems};
 use crate::api::problem::Problem;
-use crate::api::rest::{ReasonHeader, asked, invalid_query, json_body, not_allowed, not_found};
+use crate::api::rest::{JsonBody, Options, ReasonHeader, invalid_query};
 use crate::index::Index;
-use crate::request::{Action, Field, Format, ReadSchedule, read_instant, read_schedule_json};
+use crate::request::{Field, Format, ReadSchedule, ScheduleRequest, read_instant, read_schedule_json};
 
 const FORMAT: Format = Format::Json;
 
@@ -60,10 +52,9 @@ pub(in crate::api) fn add<I: Index>(
         .with(__path_delete, &delete::<I>, max_body)
         .with(__path_preview, &preview::<I>, max_body)
         .with(__path_preview_definition, &preview_definition::<I>, max_body)
-        .with_verbs("/v1/schedules/{id}", &command::<I>, max_body)
-        .describe(__path_pause)
-        .describe(__path_resume)
-        .describe(__path_trigger)
+        .with(__path_pause, &pause::<I>, max_body)
+        .with(__path_resume, &resume::<I>, max_body)
+        .with(__path_trigger, &trigger::<I>, max_body)
 }
 
 /// Creates a schedule
@@ -85,16 +76,16 @@ pub(in crate::api) fn add<I: Index>(
 async fn create<I: Index>(
     State(jobs): State<Arc<Jobs<I>>>,
     Extension(caller): Extension<Identity>,
-    headers: HeaderMap,
-    body: Result<Bytes, BytesRejection>,
+    asked: Asked,
+    body: JsonBody,
 ) -> Result<Response, Problem> {
-    let ReadSchedule { id, spec, state, .. } = read_definition(&jobs, &headers, body)?;
+    let ReadSchedule { id, spec, state, .. } = read_definition(&jobs, &body)?;
     let id = id.ok_or_else(|| {
-        RequestError::from(Field::Id.malformed(FORMAT, "is missing; choose an id such as nightly-report"))
+        RequestError::from(Field("id").malformed(FORMAT, "is missing; choose an id such as nightly-report"))
     })?;
     let location = format!("/v1/schedules/{id}");
     let (schedule, is_new) = jobs
-        .create_schedule(&caller, id, spec, state, FORMAT, asked(&headers)?)
+        .create_schedule(&caller, id, spec, state, FORMAT, asked)
         .await?;
     let status = if is_new {
         StatusCode::CREATED
@@ -168,7 +159,7 @@ async fn list<I: Index>(
     }))
 }
 
-/// The schedule of a request, or a schedule with a verb.
+/// The schedule of a request.
 #[derive(Deserialize, IntoParams)]
 #[into_params(parameter_in = Path)]
 struct SchedulePath {
@@ -192,7 +183,6 @@ async fn show<I: Index>(
     Extension(caller): Extension<Identity>,
     Path(SchedulePath { id }): Path<SchedulePath>,
 ) -> Result<Json<ScheduleView>, Problem> {
-    no_verb(&id)?;
     let schedule = jobs.get_schedule(&caller, &id, FORMAT).await?;
     Ok(Json(ScheduleView::whole(schedule)))
 }
@@ -227,33 +217,32 @@ async fn update<I: Index>(
     Extension(caller): Extension<Identity>,
     Path(SchedulePath { id }): Path<SchedulePath>,
     query: Result<Query<UpdateQuery>, QueryRejection>,
-    headers: HeaderMap,
-    body: Result<Bytes, BytesRejection>,
+    asked: Asked,
+    body: JsonBody,
 ) -> Result<Json<ScheduleView>, Problem> {
-    no_verb(&id)?;
     let Query(UpdateQuery { expected_revision }) = query.map_err(|error| invalid_query(&error))?;
     let ReadSchedule {
         id: given,
         spec,
         state,
         revision,
-    } = read_definition(&jobs, &headers, body)?;
+    } = read_definition(&jobs, &body)?;
     if given.is_some_and(|given| given != id) {
         let problem = "differs from the path; the id of a schedule cannot be changed";
-        return Err(RequestError::from(Field::Id.malformed(FORMAT, problem)).into());
+        return Err(RequestError::from(Field("id").malformed(FORMAT, problem)).into());
     }
     if let (Some(expected), Some(given)) = (expected_revision, revision)
         && expected != given
     {
         let problem = format!("is {given}, but `expectedRevision` is {expected}; leave out one of the two");
-        return Err(RequestError::from(Field::Revision.malformed(FORMAT, &problem)).into());
+        return Err(RequestError::from(Field("revision").malformed(FORMAT, &problem)).into());
     }
     let expected = Expected {
         state,
         revision: expected_revision.or(revision),
     };
     let schedule = jobs
-        .update_schedule(&caller, id, spec, expected, FORMAT, asked(&headers)?)
+        .update_schedule(&caller, id, spec, expected, FORMAT, asked)
         .await?;
     Ok(Json(schedule.into()))
 }
@@ -278,71 +267,11 @@ async fn delete<I: Index>(
     State(jobs): State<Arc<Jobs<I>>>,
     Extension(caller): Extension<Identity>,
     Path(SchedulePath { id }): Path<SchedulePath>,
-    headers: HeaderMap,
+    asked: Asked,
 ) -> Result<Json<DeletedSchedule>, Problem> {
-    no_verb(&id)?;
-    jobs.change_schedule(&caller, id.clone(), Action::Delete, FORMAT, asked(&headers)?)
+    jobs.change_schedule(&caller, id.clone(), Change::Delete(Delete {}), FORMAT, asked)
         .await?;
     Ok(Json(DeletedSchedule { id }))
-}
-
-/// The methods of a schedule besides those of HTTP.
-const VERBS: [&str; 3] = ["pause", "resume", "trigger"];
-
-/// The methods of a schedule, for the header `Allow`.
-const METHODS: &str = "GET, HEAD, PUT, DELETE";
-
-/// The methods that a path supports, if they are fewer than those of its route.
-pub(in crate::api) fn methods_of(path: &str) -> Option<&'static str> {
-    let segment = path.strip_prefix("/v1/schedules/")?;
-    Some(verb_of(segment).map_or(METHODS, |_| "POST")).filter(|_| !segment.contains('/'))
-}
-
-/// The id and the verb of a path such as `nightly:pause`.
-fn verb_of(segment: &str) -> Option<(&str, &str)> {
-    let parts = segment.rsplit_once(':');
-    parts.filter(|(_, verb)| VERBS.contains(verb))
-}
-
-/// Refuses a verb in a request that has a method of its own.
-fn no_verb(segment: &str) -> Result<(), Problem> {
-    match verb_of(segment) {
-        Some(_) => Err(not_allowed(Some("POST"))),
-        None => Ok(()),
-    }
-}
-
-/// Requests such as `POST /v1/schedules/nightly:pause`.
-async fn command<I: Index>(
-    State(jobs): State<Arc<Jobs<I>>>,
-    Extension(caller): Extension<Identity>,
-    Path(SchedulePath { id: segment }): Path<SchedulePath>,
-    headers: HeaderMap,
-    body: Result<Bytes, BytesRejection>,
-) -> Result<Response, Problem> {
-    let Some((id, verb)) = verb_of(&segment) else {
-        return Err(match segment.contains(':') {
-            true => not_found(),
-            false => not_allowed(Some(METHODS)),
-        });
-    };
-    // The content type is required even without a body, for the reason that `json_body` has.
-    let body = json_body(&headers, body, "scheduler.max_data")?;
-    let (id, asked) = (id.to_owned(), asked(&headers)?);
-    Ok(match verb {
-        "pause" => {
-            let NoOptions {} = read_options(&body)?;
-            pause(&jobs, &caller, id, asked).await?.into_response()
-        }
-        "resume" => {
-            let options = read_options(&body)?;
-            resume(&jobs, &caller, id, options, asked).await?.into_response()
-        }
-        _ => {
-            let NoOptions {} = read_options(&body)?;
-            trigger(&jobs, &caller, id, asked).await?.into_response()
-        }
-    })
 }
 
 /// A command without options: `{}`.
@@ -350,26 +279,12 @@ async fn command<I: Index>(
 #[serde(deny_unknown_fields)]
 pub(in crate::api) struct NoOptions {}
 
-#[derive(Default, Deserialize)]
+/// How to resume a schedule.
+#[derive(Default, Deserialize, ToSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
-struct ResumeOptions {
+pub(in crate::api) struct ResumeRequest {
+    /// Whether what fell due during the pause is subject to the misfire policy. Otherwise, it is skipped.
     catch_up: Option<bool>,
-}
-
-/// The options of a command; a missing body has none.
-pub(in crate::api) fn read_options<T: Default + DeserializeOwned>(body: &Bytes) -> Result<T, RequestError> {
-    if body.is_empty() {
-        return Ok(T::default());
-    }
-    let invalid = |problem: &str| {
-        let detail = format!("not the options of this command: {problem}");
-        RequestError::from(Failure::malformed("request.json", detail))
-    };
-    // An array would be read as the values of the fields.
-    if !body.trim_ascii_start().starts_with(b"{") {
-        return Err(invalid("it does not begin with `{`"));
-    }
-    serde_json::from_slice(body).map_err(|error| invalid(&error.to_string()))
 }
 
 /// Pauses a schedule
@@ -387,13 +302,14 @@ pub(in crate::api) fn read_options<T: Default + DeserializeOwned>(body: &Bytes) 
     ),
 )]
 async fn pause<I: Index>(
-    jobs: &Jobs<I>,
-    caller: &Identity,
-    id: String,
+    State(jobs): State<Arc<Jobs<I>>>,
+    Extension(caller): Extension<Identity>,
+    Path(SchedulePath { id }): Path<SchedulePath>,
     asked: Asked,
+    Options(NoOptions {}): Options<NoOptions>,
 ) -> Result<Json<ScheduleView>, Problem> {
     let paused = jobs
-        .change_schedule(caller, id, Action::Pause, FORMAT, asked)
+        .change_schedule(&caller, id, Change::Pause(Pause {}), FORMAT, asked)
         .await?;
     Ok(Json(changed(paused)?.into()))
 }
@@ -421,21 +337,17 @@ pub(in crate::api) struct ResumedSchedule {
     ),
 )]
 async fn resume<I: Index>(
-    jobs: &Jobs<I>,
-    caller: &Identity,
-    id: String,
-    options: ResumeOptions,
+    State(jobs): State<Arc<Jobs<I>>>,
+    Extension(caller): Extension<Identity>,
+    Path(SchedulePath { id }): Path<SchedulePath>,
     asked: Asked,
+    Options(options): Options<ResumeRequest>,
 ) -> Result<Json<ResumedSchedule>, Problem> {
-    let catch_up = if options.catch_up.unwrap_or(false) {
-        CatchUp::Misfire
-    } else {
-        CatchUp::Skip
-    };
+    let catch_up = options.catch_up.unwrap_or(false);
     let v1::CommandOutcome {
         schedule, skipped, ..
     } = jobs
-        .change_schedule(caller, id, Action::Resume(catch_up), FORMAT, asked)
+        .change_schedule(&caller, id, Change::Resume(Resume { catch_up }), FORMAT, asked)
         .await?;
     Ok(Json(ResumedSchedule {
         schedule: schedule.map(ScheduleView::from),
@@ -466,13 +378,14 @@ pub(in crate::api) struct TriggeredSchedule {
     ),
 )]
 async fn trigger<I: Index>(
-    jobs: &Jobs<I>,
-    caller: &Identity,
-    id: String,
+    State(jobs): State<Arc<Jobs<I>>>,
+    Extension(caller): Extension<Identity>,
+    Path(SchedulePath { id }): Path<SchedulePath>,
     asked: Asked,
+    Options(NoOptions {}): Options<NoOptions>,
 ) -> Result<Json<TriggeredSchedule>, Problem> {
     let triggered = jobs
-        .change_schedule(caller, id, Action::Trigger, FORMAT, asked)
+        .change_schedule(&caller, id, Change::Trigger(Trigger {}), FORMAT, asked)
         .await?;
     let job_id = triggered.job.unwrap_or_default().id;
     Ok(Json(TriggeredSchedule { job_id }))
@@ -532,10 +445,9 @@ async fn preview_definition<I: Index>(
     State(jobs): State<Arc<Jobs<I>>>,
     Extension(caller): Extension<Identity>,
     query: Result<Query<PreviewQuery>, QueryRejection>,
-    headers: HeaderMap,
-    body: Result<Bytes, BytesRejection>,
+    body: JsonBody,
 ) -> Result<Json<PreviewResponse>, Problem> {
-    let ReadSchedule { spec, .. } = read_definition(&jobs, &headers, body)?;
+    let ReadSchedule { spec, .. } = read_definition(&jobs, &body)?;
     let definition = Previewed::Definition(Box::new(spec));
     preview_of(&jobs, &caller, definition, query).await
 }
@@ -547,7 +459,7 @@ async fn preview_of<I: Index>(
     query: Result<Query<PreviewQuery>, QueryRejection>,
 ) -> Result<Json<PreviewResponse>, Problem> {
     let Query(query) = query.map_err(|error| invalid_query(&error))?;
-    let time = |text: String| read_instant(Field::After, &text, &jobs.rules.time_zone);
+    let time = |text: String| read_instant(Field("after"), &text, &jobs.rules.time_zone);
     let after: Option<Timestamp> = query.after.map(time).transpose().map_err(RequestError::from)?;
     let request = PreviewRequest {
         schedule,
@@ -562,10 +474,7 @@ async fn preview_of<I: Index>(
 /// The definition in the body of a request.
 fn read_definition<I: Index>(
     jobs: &Jobs<I>,
-    headers: &HeaderMap,
-    body: Result<Bytes, BytesRejection>,
-) -> Result<ReadSchedule, Problem> {
-    let body = json_body(headers, body, "scheduler.max_data")?;
-    let definition = read_schedule_json(&body, &jobs.rules.time_zone);
-    Ok(definition.map_err(RequestError::from)?)
+    JsonBody(body): &JsonBody,
+) -> Result<ReadSchedule, RequestError> {
+    Ok(read_schedule_json(body, &jobs.rules.time_zone)?)
 }

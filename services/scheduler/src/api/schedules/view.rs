@@ -9,8 +9,8 @@ use serde::Serialize;
 use serde_json::value::RawValue;
 use utoipa::ToSchema;
 
-use crate::api::view::{HeaderView, priority, text};
-use crate::request::{as_data, state_name};
+use crate::api::view::{HeaderView, text};
+use crate::request::{Gap, MisfirePolicy, Overlap, PriorityName, ScheduleState, as_data};
 
 /// A recurring schedule. Bytes that are not UTF-8, and data that is not JSON, are encoded in Base64, in a field of another name.
 #[derive(Debug, Serialize, ToSchema)]
@@ -184,7 +184,7 @@ impl ScheduleView {
 /// A schedule of which the data, key and headers of its job may have been left out.
 impl From<v1::Schedule> for ScheduleView {
     fn from(schedule: v1::Schedule) -> Self {
-        let state = state_name(schedule.state());
+        let state = ScheduleState::of(schedule.state());
         let spec = schedule.spec.unwrap_or_default();
         let job = spec.job.unwrap_or_default();
         let (cron, every) = match spec.timing {
@@ -192,7 +192,7 @@ impl From<v1::Schedule> for ScheduleView {
             Some(v1::schedule_spec::Timing::Every(every)) => (None, Some(every.into())),
             None => (None, None),
         };
-        let priority = priority(job.priority());
+        let priority = PriorityName::of(job.priority());
         let (key, key_base64) = job.key.map_or((None, None), |key| text(&key));
         let (job_data, job_data_base64) = match as_data(&job.data) {
             Some(json) => (Some(json), None),
@@ -232,16 +232,8 @@ impl From<v1::Schedule> for ScheduleView {
 impl From<v1::CronTiming> for CronView {
     fn from(cron: v1::CronTiming) -> Self {
         Self {
-            gap: match cron.gap() {
-                v1::GapPolicy::Unspecified => None,
-                v1::GapPolicy::Shift => Some("shift"),
-                v1::GapPolicy::Skip => Some("skip"),
-            },
-            overlap: match cron.overlap() {
-                v1::OverlapPolicy::Unspecified => None,
-                v1::OverlapPolicy::First => Some("first"),
-                v1::OverlapPolicy::Both => Some("both"),
-            },
+            gap: Gap::of(cron.gap()),
+            overlap: Overlap::of(cron.overlap()),
             expression: cron.expression,
             zone: cron.zone.unwrap_or_default(),
         }
@@ -260,12 +252,7 @@ impl From<v1::IntervalTiming> for IntervalView {
 impl From<v1::Misfire> for MisfireView {
     fn from(misfire: v1::Misfire) -> Self {
         Self {
-            policy: match misfire.policy() {
-                v1::MisfirePolicy::Unspecified => None,
-                v1::MisfirePolicy::Skip => Some("skip"),
-                v1::MisfirePolicy::Once => Some("once"),
-                v1::MisfirePolicy::All => Some("all"),
-            },
+            policy: MisfirePolicy::of(misfire.policy()),
             limit: misfire.limit,
             grace: duration(misfire.grace.as_ref()),
         }
@@ -397,7 +384,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_read_can_be_written_again_with_the_same_meaning() {
+    fn shown_schedule_is_its_own_definition() {
         for spec in definitions() {
             let mut job = spec.clone();
             let job = job.job.take().unwrap();
@@ -448,7 +435,7 @@ mod tests {
     ];
 
     #[test]
-    fn each_field_that_is_shown_may_be_in_a_definition() {
+    fn definition_accepts_all_shown_fields() {
         let schema = serde_json::to_value(ScheduleView::schema()).unwrap();
         let fields = schema["properties"].as_object().unwrap();
         assert!(fields.len() > 20, "{schema}");
@@ -461,7 +448,7 @@ mod tests {
     }
 
     #[test]
-    fn a_list_does_not_say_that_the_job_has_no_data() {
+    fn listed_schedule_is_no_definition() {
         let spec = definitions().into_iter().map(|mut spec| {
             let job = spec.job.as_mut().unwrap();
             (job.data, job.key, job.headers) = (Bytes::new(), None, Vec::new());

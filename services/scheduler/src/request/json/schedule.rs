@@ -1,84 +1,165 @@
-//! Parses the definitions of recurring schedules in JSON.
+//! Definitions of recurring schedules.
 //!
 //! A definition has the fields of its job at the top, next to those of its times. `cron` and `every` are objects, or texts if nothing
 //! but the expression or the interval is given.
 
-use std::borrow::Cow;
-
-use base64::Engine as _;
-use base64::engine::general_purpose::STANDARD;
 use bytes::Bytes;
 use jiff::tz::TimeZone;
-use prost_types::{Duration as ProtoDuration, Timestamp as ProtoTimestamp};
 use redeliver_core::Failure;
-use redeliver_proto::convert::{to_duration, to_headers, to_priority, to_timestamp};
 use redeliver_proto::v1;
-use serde::de::DeserializeOwned;
+use redeliver_proto::v1::schedule_spec::Timing;
+use serde::Deserialize;
+use serde::de::IgnoredAny;
 use serde_json::value::RawValue;
+use utoipa::ToSchema;
 
+use super::job::{Priority, priority};
 use super::{
-    Field, Fields, Format, HeaderValue, NamedValue, SHOWN, bounded_text, check_depth, entries, invalid,
-    named_value, read_instant, shown, text,
+    HeaderFields, Object, TextOr, invalid, number, parse, raw, read_base64, read_data, read_duration,
+    read_time, word, words,
 };
+use crate::request::field::{Field, Format};
+use crate::request::job::missing_app;
 
-/// The fields of a definition, and what a definition expects.
-const FIELDS: [Field; 19] = [
-    Field::Id,
-    Field::App,
-    Field::Data,
-    Field::DataBase64,
-    Field::Key,
-    Field::KeyBase64,
-    Field::Headers,
-    Field::Priority,
-    Field::ExpireAfter,
-    Field::Cron,
-    Field::Zone,
-    Field::Every,
-    Field::Start,
-    Field::End,
-    Field::MaxCount,
-    Field::Jitter,
-    Field::Misfire,
-    Field::State,
-    Field::Revision,
-];
-/// What a schedule shows besides its definition. So what was read can be sent again, these fields are ignored.
-const SHOWN_ONLY: [&str; 7] = [
-    "createdAt",
-    "decidedUntil",
-    "dispatched",
-    "skipped",
-    "nextNominalTime",
-    "nextDueTime",
-    "problem",
-];
-/// Those of its job.
-const JOB_FIELDS: [Field; 8] = [
-    Field::App,
-    Field::Data,
-    Field::DataBase64,
-    Field::Key,
-    Field::KeyBase64,
-    Field::Headers,
-    Field::Priority,
-    Field::ExpireAfter,
-];
-const CRON_FIELDS: [Field; 4] = [
-    Field::CronExpression,
-    Field::CronZone,
-    Field::CronGap,
-    Field::CronOverlap,
-];
-const EVERY_FIELDS: [Field; 2] = [Field::EveryInterval, Field::EveryAnchor];
-const MISFIRE_FIELDS: [Field; 3] = [Field::MisfirePolicy, Field::MisfireLimit, Field::MisfireGrace];
+words! {
+    /// What happens to a missing local time.
+    Gap, GapPolicy { Shift = "shift", Skip = "skip" }
+    /// What happens to a local time that occurs twice.
+    Overlap, OverlapPolicy { First = "first", Both = "both" }
+    /// Which missed occurrences are dispatched late.
+    MisfirePolicy, MisfirePolicy { Skip = "skip", Once = "once", All = "all" }
+    /// The state of a schedule.
+    ScheduleState, ScheduleState { Active = "active", Paused = "paused", Finished = "finished" }
+}
 
-/// The states of a schedule.
-const STATES: [(&str, v1::ScheduleState); 3] = [
-    ("active", v1::ScheduleState::Active),
-    ("paused", v1::ScheduleState::Paused),
-    ("finished", v1::ScheduleState::Finished),
-];
+/// The definition of a recurring schedule, or a schedule as `GET` returns it, of which all but `state` and `revision` is ignored besides the
+/// definition. Exactly one of `cron` and `every` is required.
+#[derive(Deserialize, ToSchema)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub(crate) struct ScheduleRequest<'a> {
+    /// 1 to 128 of the characters a-z, A-Z, 0-9, `.`, `_` and `-`. Required to create a schedule.
+    id: Option<String>,
+    /// An expression, such as `30 2 * * *`, or an object.
+    #[schema(inline)]
+    cron: Option<TextOr<Cron>>,
+    /// With `cron` as a string: the name of an IANA time zone, `scheduler.default_time_zone` by default.
+    zone: Option<String>,
+    /// An interval, such as `5m`, or an object.
+    #[schema(inline)]
+    every: Option<TextOr<Every>>,
+    /// No nominal time is before this one.
+    #[schema(format = DateTime)]
+    start: Option<String>,
+    /// No nominal time is after this one.
+    #[schema(format = DateTime)]
+    end: Option<String>,
+    /// How many occurrences are dispatched; without a limit by default. Skipped and triggered ones do not count.
+    #[serde(default, deserialize_with = "number")]
+    #[schema(minimum = 1)]
+    max_count: Option<u64>,
+    /// How much later than its nominal time an occurrence may be due, such as `90s`: at most 1 day.
+    #[schema(pattern = "^[0-9]+(ms|s|m|h|d)$")]
+    jitter: Option<String>,
+    #[schema(inline, value_type = Option<Misfire>)]
+    misfire: Option<TextOr<Misfire>>,
+    /// The name of an application in the configuration of the scheduler.
+    #[schema(value_type = String, min_length = 1)]
+    app_name: Option<String>,
+    #[serde(default, deserialize_with = "priority")]
+    priority: Option<Priority>,
+    /// The value of the record to dispatch. Either this or `jobDataBase64` is required.
+    #[serde(borrow, default, deserialize_with = "raw")]
+    #[schema(value_type = Option<serde_json::Value>)]
+    job_data: Option<&'a RawValue>,
+    /// The value of the record to dispatch, in Base64.
+    job_data_base64: Option<String>,
+    /// The key of the record to dispatch.
+    key: Option<String>,
+    /// The key of the record to dispatch, in Base64.
+    key_base64: Option<String>,
+    /// The headers of the record to dispatch: an object, or an array of objects with `name` and `value` or `valueBase64`.
+    #[schema(value_type = Option<serde_json::Value>)]
+    headers: Option<HeaderFields<true>>,
+    /// How long after its due time a job can still be dispatched, such as `5m`.
+    #[schema(pattern = "^[0-9]+(ms|s|m|h|d)$")]
+    expire_after: Option<String>,
+    /// What the state of the schedule will be. Another state is an error, because a definition does not
+    /// change it.
+    #[serde(default, deserialize_with = "word")]
+    state: Option<ScheduleState>,
+    /// In an update: the revision that the schedule has before it. Another one is a conflict (409). Ignored in a creation.
+    #[serde(default, deserialize_with = "number")]
+    #[schema(minimum = 1)]
+    revision: Option<u32>,
+    // What a schedule shows besides its definition is ignored, so that what was read can be sent again.
+    #[schema(ignore)]
+    _created_at: Option<IgnoredAny>,
+    #[schema(ignore)]
+    _decided_until: Option<IgnoredAny>,
+    #[schema(ignore)]
+    _dispatched: Option<IgnoredAny>,
+    #[schema(ignore)]
+    _skipped: Option<IgnoredAny>,
+    #[schema(ignore)]
+    _next_nominal_time: Option<IgnoredAny>,
+    #[schema(ignore)]
+    _next_due_time: Option<IgnoredAny>,
+    #[schema(ignore)]
+    _problem: Option<IgnoredAny>,
+}
+
+#[derive(Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Cron {
+    /// Five fields, or six with the second in front; or `@hourly`, `@daily`, `@weekly`, `@monthly`, `@yearly`.
+    expression: String,
+    /// The name of an IANA time zone, `scheduler.default_time_zone` by default.
+    zone: Option<String>,
+    /// What happens to a missing local time: `shift` (default) or `skip`.
+    #[serde(default, deserialize_with = "word")]
+    gap: Option<Gap>,
+    /// What happens to a local time that occurs twice: `first` or `both`.
+    #[serde(default, deserialize_with = "word")]
+    overlap: Option<Overlap>,
+}
+
+impl Object for Cron {
+    const EXPECTED: &str = "an expression, or an object with `expression`, `zone`, `gap` and `overlap`";
+}
+
+#[derive(Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Every {
+    /// From 1 second to 366 days.
+    interval: String,
+    /// One of the times, which decides the phase.
+    #[schema(format = DateTime)]
+    anchor: Option<String>,
+}
+
+impl Object for Every {
+    const EXPECTED: &str = "an interval such as 5m, or an object with `interval` and `anchor`";
+}
+
+/// What happens to occurrences that are missed.
+#[derive(Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Misfire {
+    /// `once` by default.
+    #[serde(default, deserialize_with = "word")]
+    policy: Option<MisfirePolicy>,
+    /// With `all`.
+    #[serde(default, deserialize_with = "number")]
+    #[schema(minimum = 1, maximum = 1000)]
+    limit: Option<u32>,
+    /// How late an occurrence can be without being missed, such as `60s` (default).
+    #[schema(pattern = "^[0-9]+(ms|s|m|h|d)$")]
+    grace: Option<String>,
+}
+
+impl Object for Misfire {
+    const EXPECTED: &str = "an object with `policy`, `limit` and `grace`";
+}
 
 /// A definition, and what was written with it.
 #[derive(Clone, Debug, PartialEq)]
@@ -98,301 +179,173 @@ pub struct ReadSchedule {
 /// # Errors
 /// When the text is not JSON, or a field is unknown, missing, repeated, or has the wrong type.
 pub fn read(value: &Bytes, zone: &TimeZone) -> Result<ReadSchedule, Failure> {
-    let fields = Fields::read_ignoring(value, &FIELDS, &SHOWN_ONLY)?;
+    let mut request: ScheduleRequest<'_> = parse(value)?;
     let spec = v1::ScheduleSpec {
-        timing: timing(&fields, zone)?,
-        start: fields.time(Field::Start, zone)?,
-        end: fields.time(Field::End, zone)?,
-        max_count: fields.number(Field::MaxCount)?,
-        jitter: fields.proto_duration(Field::Jitter)?,
-        misfire: misfire(&fields)?,
-        job: job(&fields, value)?,
+        timing: request.timing(zone)?,
+        start: read_time(Field("start"), request.start.as_ref(), zone)?,
+        end: read_time(Field("end"), request.end.as_ref(), zone)?,
+        max_count: request.max_count,
+        jitter: read_duration(Field("jitter"), request.jitter.as_ref())?,
+        misfire: request.misfire.take().map(read_misfire).transpose()?,
+        job: request.job(value)?,
     };
-    let state = fields.choice(Field::State, &STATES)?;
-    let revision = fields.number(Field::Revision)?;
-    if revision == Some(0) {
-        return Err(invalid(Field::Revision, "is 0; the first revision is 1"));
+    if request.revision == Some(0) {
+        return Err(invalid(Field("revision"), "is 0; the first revision is 1"));
     }
     Ok(ReadSchedule {
-        id: fields.text(Field::Id)?.map(Cow::into_owned),
         spec,
-        state,
-        revision,
+        id: request.id,
+        state: request.state.map(Into::into),
+        revision: request.revision,
+    })
+}
+
+impl ScheduleRequest<'_> {
+    fn timing(&mut self, zone: &TimeZone) -> Result<Option<Timing>, Failure> {
+        let wrong_zone = |problem| Err(invalid(Field("zone"), problem));
+        let timing = match (self.cron.take(), self.every.take()) {
+            (Some(_), Some(_)) => {
+                return Err(invalid(
+                    Field("every"),
+                    "cannot be combined with `cron`; set one of the two",
+                ));
+            }
+            (Some(TextOr::Text(expression)), None) => Timing::Cron(v1::CronTiming {
+                expression,
+                zone: self.zone.take(),
+                ..v1::CronTiming::default()
+            }),
+            (Some(TextOr::Object(_)), None) if self.zone.is_some() => {
+                return wrong_zone("belongs in `cron` if that is an object");
+            }
+            (Some(TextOr::Object(cron)), None) => Timing::Cron(v1::CronTiming {
+                expression: cron.expression,
+                zone: cron.zone,
+                gap: cron.gap.map_or(v1::GapPolicy::Unspecified, Into::into).into(),
+                overlap: cron
+                    .overlap
+                    .map_or(v1::OverlapPolicy::Unspecified, Into::into)
+                    .into(),
+            }),
+            (None, _) if self.zone.is_some() => return wrong_zone("is set, but only `cron` has a time zone"),
+            (None, Some(TextOr::Text(interval))) => Timing::Every(v1::IntervalTiming {
+                interval: read_duration(Field("every"), Some(&interval))?,
+                anchor: None,
+            }),
+            (None, Some(TextOr::Object(every))) => Timing::Every(v1::IntervalTiming {
+                interval: read_duration(Field("every.interval"), Some(&every.interval))?,
+                anchor: read_time(Field("every.anchor"), every.anchor.as_ref(), zone)?,
+            }),
+            (None, None) => return Ok(None),
+        };
+        Ok(Some(timing))
+    }
+
+    /// The job; `None` if none of its fields is set.
+    fn job(&mut self, value: &Bytes) -> Result<Option<v1::JobTemplate>, Failure> {
+        let Some(app) = self.app_name.take() else {
+            let has_job = self.job_data.is_some()
+                || self.job_data_base64.is_some()
+                || self.key.is_some()
+                || self.key_base64.is_some()
+                || self.headers.is_some()
+                || self.priority.is_some()
+                || self.expire_after.is_some();
+            return if has_job {
+                Err(missing_app(Format::Json))
+            } else {
+                Ok(None)
+            };
+        };
+        let data = match read_base64(Field("jobDataBase64"), self.job_data_base64.as_ref())? {
+            Some(_) if self.job_data.is_some() => {
+                return Err(invalid(
+                    Field("jobDataBase64"),
+                    "cannot be combined with `jobData`",
+                ));
+            }
+            Some(data) => data,
+            None => read_data(self.job_data, value)?,
+        };
+        let key = match read_base64(Field("keyBase64"), self.key_base64.as_ref())? {
+            Some(_) if self.key.is_some() => {
+                return Err(invalid(Field("keyBase64"), "cannot be combined with `key`"));
+            }
+            Some(key) => Some(key),
+            None => self.key.take().map(Bytes::from),
+        };
+        Ok(Some(v1::JobTemplate {
+            app,
+            priority: self.priority.map_or(v1::Priority::Normal, Into::into).into(),
+            data,
+            key,
+            headers: self.headers.take().unwrap_or_default().0,
+            expire_after: read_duration(Field("expireAfter"), self.expire_after.as_ref())?,
+        }))
+    }
+}
+
+fn read_misfire(misfire: TextOr<Misfire>) -> Result<v1::Misfire, Failure> {
+    let TextOr::Object(misfire) = misfire else {
+        let problem = format!("is a text; expected {}", Misfire::EXPECTED);
+        return Err(invalid(Field("misfire"), &problem));
+    };
+    Ok(v1::Misfire {
+        policy: misfire
+            .policy
+            .map_or(v1::MisfirePolicy::Unspecified, Into::into)
+            .into(),
+        limit: misfire.limit,
+        grace: read_duration(Field("misfire.grace"), misfire.grace.as_ref())?,
     })
 }
 
 /// The failure of a definition that expects another state than the one that its schedule has or would have.
 #[must_use]
 pub fn other_state(expected: v1::ScheduleState, is: v1::ScheduleState) -> Failure {
-    let [expected, is] = [expected, is].map(|state| state_name(state).unwrap_or("unknown"));
+    let [expected, is] = [expected, is].map(|state| ScheduleState::of(state).unwrap_or("unknown"));
     let problem = format!(
         "is `{expected}`, but with this definition the schedule is {is}; leave it out, and pause or resume the schedule \
          to change it"
     );
-    Field::State.rejected(Format::Json, &problem)
+    Field("state").rejected(Format::Json, &problem)
 }
-
-/// The name of a state in JSON; `None` if there is no state.
-pub(crate) fn state_name(state: v1::ScheduleState) -> Option<&'static str> {
-    let found = STATES.iter().find(|(_, other)| *other == state);
-    found.map(|(name, _)| *name)
-}
-
-fn timing(fields: &Fields<'_>, zone: &TimeZone) -> Result<Option<v1::schedule_spec::Timing>, Failure> {
-    use v1::schedule_spec::Timing;
-    match (fields.value(Field::Cron), fields.value(Field::Every)) {
-        (Some(_), Some(_)) => Err(invalid(
-            Field::Every,
-            "cannot be combined with `cron`; set one of the two",
-        )),
-        (Some(cron), None) => Ok(Some(Timing::Cron(read_cron(fields, cron)?))),
-        (None, every) => {
-            if fields.value(Field::Zone).is_some() {
-                return Err(invalid(Field::Zone, "is set, but only `cron` has a time zone"));
-            }
-            let every = every.map(|every| read_every(fields, every, zone));
-            Ok(every.transpose()?.map(Timing::Every))
-        }
-    }
-}
-
-fn read_cron(fields: &Fields<'_>, cron: &RawValue) -> Result<v1::CronTiming, Failure> {
-    if !is_object(cron) {
-        return Ok(v1::CronTiming {
-            expression: fields.owned_text(Field::Cron)?,
-            zone: fields.text(Field::Zone)?.map(Cow::into_owned),
-            ..v1::CronTiming::default()
-        });
-    }
-    if fields.value(Field::Zone).is_some() {
-        return Err(invalid(Field::Zone, "belongs in `cron` if that is an object"));
-    }
-    let fields = Fields::of_object(cron.get(), &CRON_FIELDS, &[])?;
-    let gap = fields.choice(
-        Field::CronGap,
-        &[("shift", v1::GapPolicy::Shift), ("skip", v1::GapPolicy::Skip)],
-    )?;
-    let overlap = fields.choice(
-        Field::CronOverlap,
-        &[
-            ("first", v1::OverlapPolicy::First),
-            ("both", v1::OverlapPolicy::Both),
-        ],
-    )?;
-    Ok(v1::CronTiming {
-        expression: fields.owned_text(Field::CronExpression)?,
-        zone: fields.text(Field::CronZone)?.map(Cow::into_owned),
-        gap: gap.unwrap_or_default().into(),
-        overlap: overlap.unwrap_or_default().into(),
-    })
-}
-
-fn read_every(fields: &Fields<'_>, every: &RawValue, zone: &TimeZone) -> Result<v1::IntervalTiming, Failure> {
-    if !is_object(every) {
-        return Ok(v1::IntervalTiming {
-            interval: fields.proto_duration(Field::Every)?,
-            anchor: None,
-        });
-    }
-    let fields = Fields::of_object(every.get(), &EVERY_FIELDS, &[])?;
-    Ok(v1::IntervalTiming {
-        interval: fields.proto_duration(Field::EveryInterval)?,
-        anchor: fields.time(Field::EveryAnchor, zone)?,
-    })
-}
-
-fn misfire(fields: &Fields<'_>) -> Result<Option<v1::Misfire>, Failure> {
-    let Some(misfire) = fields.value(Field::Misfire) else {
-        return Ok(None);
-    };
-    if !is_object(misfire) {
-        let problem = format!(
-            "is {}; expected an object with `policy`, `limit` and `grace`",
-            shown(misfire)
-        );
-        return Err(invalid(Field::Misfire, &problem));
-    }
-    let fields = Fields::of_object(misfire.get(), &MISFIRE_FIELDS, &[])?;
-    let policy = fields.choice(
-        Field::MisfirePolicy,
-        &[
-            ("skip", v1::MisfirePolicy::Skip),
-            ("once", v1::MisfirePolicy::Once),
-            ("all", v1::MisfirePolicy::All),
-        ],
-    )?;
-    Ok(Some(v1::Misfire {
-        policy: policy.unwrap_or_default().into(),
-        limit: fields.number(Field::MisfireLimit)?,
-        grace: fields.proto_duration(Field::MisfireGrace)?,
-    }))
-}
-
-/// The job; `None` if none of its fields is set.
-fn job(fields: &Fields<'_>, value: &Bytes) -> Result<Option<v1::JobTemplate>, Failure> {
-    let Some(app) = fields.text(Field::App)? else {
-        let given = JOB_FIELDS.into_iter().find(|field| fields.raw(*field).is_some());
-        return match given {
-            Some(_) => Err(invalid(
-                Field::App,
-                "is missing; set it to the name of the application",
-            )),
-            None => Ok(None),
-        };
-    };
-    let data = match (fields.raw(Field::Data), fields.base64(Field::DataBase64)?) {
-        (Some(data), None) => {
-            check_depth(data.get())?;
-            value.slice_ref(data.get().as_bytes())
-        }
-        (None, Some(data)) => data,
-        (Some(_), Some(_)) => return Err(invalid(Field::DataBase64, "cannot be combined with `jobData`")),
-        (None, None) => {
-            let problem = "is missing; set it to null if the job has no data";
-            return Err(invalid(Field::Data, problem));
-        }
-    };
-    let key = match (fields.text(Field::Key)?, fields.base64(Field::KeyBase64)?) {
-        (Some(_), Some(_)) => return Err(invalid(Field::KeyBase64, "cannot be combined with `key`")),
-        (text, bytes) => text.map(|key| Bytes::from(key.into_owned())).or(bytes),
-    };
-    Ok(Some(v1::JobTemplate {
-        app: app.into_owned(),
-        priority: to_priority(fields.priority()?).into(),
-        data,
-        key,
-        headers: to_headers(&fields.read_headers(header)?),
-        expire_after: fields.proto_duration(Field::ExpireAfter)?,
-    }))
-}
-
-/// `{"name": ..., "value": ...}`, or with `valueBase64` in place of the value.
-fn header(item: &RawValue) -> Option<NamedValue<'_>> {
-    let mut entries = entries(item.get()).ok()?;
-    let Some(index) = entries.iter().position(|(field, _)| field == "valueBase64") else {
-        return named_value(item);
-    };
-    let (_, encoded) = entries.swap_remove(index);
-    let mut name = None;
-    for (field, found) in entries {
-        let is_valid = match &*field {
-            "name" => name.replace(text(found)?).is_none(),
-            "value" => found.get() == "null",
-            _ => false,
-        };
-        if !is_valid {
-            return None;
-        }
-    }
-    Some((name?, HeaderValue::Base64(text(encoded)?)))
-}
-
-/// The data of a job as the JSON text from which it would be read unchanged; `None` if there is none.
-pub(crate) fn as_data(bytes: &[u8]) -> Option<Box<RawValue>> {
-    let json: Box<RawValue> = serde_json::from_slice(bytes).ok()?;
-    // Without white space around it.
-    let is_whole = json.get().len() == bytes.len();
-    (is_whole && check_depth(json.get()).is_ok()).then_some(json)
-}
-
-fn is_object(value: &RawValue) -> bool {
-    value.get().starts_with('{')
-}
-
-impl Fields<'_> {
-    fn base64(&self, field: Field) -> Result<Option<Bytes>, Failure> {
-        let Some(text) = self.text(field)? else {
-            return Ok(None);
-        };
-        let decoded = STANDARD.decode(&*text);
-        let decoded = decoded.map_err(|error| invalid(field, &format!("is not Base64: {error}")))?;
-        Ok(Some(decoded.into()))
-    }
-
-    /// The text of a field; empty if it is missing.
-    fn owned_text(&self, field: Field) -> Result<String, Failure> {
-        Ok(self.text(field)?.map(Cow::into_owned).unwrap_or_default())
-    }
-
-    fn time(&self, field: Field, zone: &TimeZone) -> Result<Option<ProtoTimestamp>, Failure> {
-        let text = self.text(field)?;
-        let time = text.map(|text| read_instant(field, &text, zone));
-        Ok(time.transpose()?.map(to_timestamp))
-    }
-
-    fn proto_duration(&self, field: Field) -> Result<Option<ProtoDuration>, Failure> {
-        Ok(self.duration(field)?.map(to_duration))
-    }
-
-    fn number<T: DeserializeOwned>(&self, field: Field) -> Result<Option<T>, Failure> {
-        let Some(value) = self.value(field) else {
-            return Ok(None);
-        };
-        let number = serde_json::from_str(value.get());
-        number.map(Some).map_err(|_| {
-            let problem = format!(
-                "is {}; expected a whole number that is not negative",
-                shown(value)
-            );
-            invalid(field, &problem)
-        })
-    }
-
-    fn choice<T: Copy>(&self, field: Field, choices: &[(&str, T)]) -> Result<Option<T>, Failure> {
-        let Some(text) = self.text(field)? else {
-            return Ok(None);
-        };
-        let found = choices.iter().find(|(name, _)| *name == text);
-        found.map(|(_, choice)| Some(*choice)).ok_or_else(|| {
-            let names: Vec<&str> = choices.iter().map(|(name, _)| *name).collect();
-            let problem = format!(
-                "is `{}`; expected one of {}",
-                bounded_text(&text, SHOWN),
-                names.join(", ")
-            );
-            invalid(field, &problem)
-        })
-    }
-}
-
 #[cfg(test)]
 mod tests {
+    use redeliver_proto::convert::{to_duration, to_timestamp};
+
     use super::*;
+    use crate::request::tests::rows;
 
     fn read_text(text: &str) -> Result<ReadSchedule, Failure> {
         read(&Bytes::copy_from_slice(text.as_bytes()), &TimeZone::UTC)
     }
 
     #[test]
-    fn a_definition_has_all_fields() {
+    fn all_fields_are_read() {
         let text = r#"{"id":"nightly","cron":{"expression":"30 2 * * *","zone":"Europe/Berlin","gap":"skip","overlap":"both"},
             "start":"2026-01-01T00:00:00Z","end":"2026-12-31T00:00:00+01:00","maxCount":7,"jitter":"90s",
             "misfire":{"policy":"all","limit":5,"grace":"10m"},"appName":"sms","priority":"high","key":"k",
             "headers":{"h":"v"},"expireAfter":"1h","jobData":{"n": 1.50}}"#;
         let ReadSchedule { id, spec, .. } = read_text(text).unwrap();
         assert_eq!(id.as_deref(), Some("nightly"));
-        let seconds = |seconds| Some(ProtoDuration { seconds, nanos: 0 });
+        let duration = |text: &str| Some(to_duration(text.parse().unwrap()));
+        let time = |text: &str| Some(to_timestamp(text.parse().unwrap()));
         let expected = v1::ScheduleSpec {
-            timing: Some(v1::schedule_spec::Timing::Cron(v1::CronTiming {
+            timing: Some(Timing::Cron(v1::CronTiming {
                 expression: "30 2 * * *".into(),
                 zone: Some("Europe/Berlin".into()),
                 gap: v1::GapPolicy::Skip.into(),
                 overlap: v1::OverlapPolicy::Both.into(),
             })),
-            start: Some(ProtoTimestamp {
-                seconds: 1_767_225_600,
-                nanos: 0,
-            }),
-            end: Some(ProtoTimestamp {
-                seconds: 1_798_671_600,
-                nanos: 0,
-            }),
+            start: time("2026-01-01T00:00:00Z"),
+            end: time("2026-12-30T23:00:00Z"),
             max_count: Some(7),
-            jitter: seconds(90),
+            jitter: duration("90s"),
             misfire: Some(v1::Misfire {
                 policy: v1::MisfirePolicy::All.into(),
                 limit: Some(5),
-                grace: seconds(600),
+                grace: duration("10m"),
             }),
             job: Some(v1::JobTemplate {
                 app: "sms".into(),
@@ -403,14 +356,14 @@ mod tests {
                     name: "h".into(),
                     value: Some(Bytes::from_static(b"v")),
                 }],
-                expire_after: seconds(3600),
+                expire_after: duration("1h"),
             }),
         };
         assert_eq!(spec, expected);
     }
 
     #[test]
-    fn short_forms_mean_the_same_as_objects() {
+    fn short_forms_mean_the_same() {
         for (short, long) in [
             (
                 r#"{"cron":"@daily","zone":"Europe/Berlin"}"#,
@@ -424,107 +377,38 @@ mod tests {
     }
 
     #[test]
-    fn an_invalid_definition_names_the_field_and_what_is_valid() {
-        for (text, code, message) in [
-            (
-                r#"{"crom":"x"}"#,
-                "request.unknownField",
-                "unknown field `crom`, did you mean `cron`?",
-            ),
-            (
-                r#"{"cron":{"zon":"x"}}"#,
-                "request.unknownField",
-                "unknown field `zon`, did you mean `zone`?",
-            ),
-            (
-                r#"{"cron":"x","every":"5m"}"#,
-                "request.every",
-                "`every` cannot be combined with `cron`; set one of the two",
-            ),
-            (
-                r#"{"every":"5m","zone":"UTC"}"#,
-                "request.zone",
-                "`zone` is set, but only `cron` has a time zone",
-            ),
-            (
-                r#"{"cron":{"expression":"x"},"zone":"UTC"}"#,
-                "request.zone",
-                "`zone` belongs in `cron` if that is an object",
-            ),
-            (
-                r#"{"cron":{"gap":"drop"}}"#,
-                "request.cron.gap",
-                "`cron.gap` is `drop`; expected one of shift, skip",
-            ),
-            (
-                r#"{"cron":{"gap":"skip","gap":"skip"}}"#,
-                "request.cron.gap",
-                "`cron.gap` appears more than once",
-            ),
-            (
-                r#"{"maxCount":-1}"#,
-                "request.maxCount",
-                "`maxCount` is `-1`; expected a whole number that is not negative",
-            ),
-            (
-                r#"{"misfire":"skip"}"#,
-                "request.misfire",
-                "`misfire` is `\"skip\"`; expected an object with `policy`, `limit` and `grace`",
-            ),
-            (
-                r#"{"jobData":1}"#,
-                "request.appName",
-                "`appName` is missing; set it to the name of the application",
-            ),
-            (
-                r#"{"appName":"sms"}"#,
-                "request.jobData",
-                "`jobData` is missing; set it to null if the job has no data",
-            ),
-            (
-                r#"{"appName":"sms","jobData":1,"jobDataBase64":"AA=="}"#,
-                "request.jobDataBase64",
-                "`jobDataBase64` cannot be combined with `jobData`",
-            ),
-            (
-                r#"{"appName":"sms","jobDataBase64":"A"}"#,
-                "request.jobDataBase64",
-                "`jobDataBase64` is not Base64: Invalid input length: 1",
-            ),
-            (
-                r#"{"appName":"sms","jobData":1,"key":"","keyBase64":""}"#,
-                "request.keyBase64",
-                "`keyBase64` cannot be combined with `key`",
-            ),
-            (
-                r#"{"appName":"sms","jobData":1,"headers":[{"name":"h","value":"v","valueBase64":""}]}"#,
-                "request.headers",
-                "`headers` contains an invalid item; expected an object of names and strings, or an array of objects with \
-                 `name` and `value`",
-            ),
-            (
-                r#"{"state":"pausd"}"#,
-                "request.state",
-                "`state` is `pausd`; expected one of active, paused, finished",
-            ),
-            (
-                r#"{"revision":0}"#,
-                "request.revision",
-                "`revision` is 0; the first revision is 1",
-            ),
-            (
-                r#"{"revision":"1"}"#,
-                "request.revision",
-                "`revision` is `\"1\"`; expected a whole number that is not negative",
-            ),
-            (
-                r#"{"start":"tomorrow"}"#,
-                "request.start",
-                "`start` is `tomorrow`; expected a date and time such as 2026-01-31T12:00:00Z or 2026-01-31T12:00:00",
-            ),
-        ] {
-            let failure = read_text(text).unwrap_err();
-            assert_eq!((&*failure.code, &*failure.message), (code, message), "{text}");
+    fn invalid_field_is_named() {
+        const DEFINITIONS: &str = r#"
+            "crom":"x" | unknownField | unknown field `crom`, did you mean `cron`?
+            "cron":{"expression":"x","zon":"x"} | unknownField | unknown field `zon`, did you mean `zone`?
+            "cron":"x","every":"5m" | every | `every` cannot be combined with `cron`; set one of the two
+            "every":"5m","zone":"UTC" | zone | `zone` is set, but only `cron` has a time zone
+            "cron":{"expression":"x"},"zone":"UTC" | zone | `zone` belongs in `cron` if that is an object
+            "cron":7 | cron | `cron` is integer `7`; expected an expression, or an object with `expression`, `zone`, `gap` and `overlap`
+            "cron":{} | cron.expression | `cron.expression` is missing
+            "every":"x" | every | `every` `x` is not a duration: write
+            "every":{"interval":"x"} | every.interval | `every.interval` `x` is not a duration
+            "cron":{"expression":"x","gap":"drop"} | cron.gap | `cron.gap` is `drop`; expected `shift` or `skip`
+            "cron":{"gap":"skip","gap":"skip"} | cron.gap | `cron.gap` appears more than once
+            "maxCount":-1 | maxCount | `maxCount` is `-1`; expected a whole number that is not negative
+            "misfire":"skip" | misfire | `misfire` is a text; expected an object with `policy`, `limit` and `grace`
+            "misfire":["skip"] | misfire | `misfire` is sequence; expected an object with `policy`, `limit` and `grace`
+            "jobData":1 | appName | `appName` is missing; set it to the name of the application
+            "appName":"sms" | jobData | `jobData` is missing; set it to null if the job has no data
+            "appName":"sms","jobData":1,"jobDataBase64":"AA==" | jobDataBase64 | `jobDataBase64` cannot be combined with `jobData`
+            "appName":"sms","jobDataBase64":"A" | jobDataBase64 | `jobDataBase64` is not Base64: Invalid input length: 1
+            "appName":"sms","jobData":1,"key":"","keyBase64":"" | keyBase64 | `keyBase64` cannot be combined with `key`
+            "headers":[{"name":"h","value":"v","valueBase64":""}] | headers | `headers` are invalid at `headers` (an item is invalid); write
+            "headers":[{"name":"h","valueBase64":"A"}] | headers | (not Base64: Invalid input length: 1)
+            "state":"pausd" | state | `state` is `pausd`; expected one of `active`, `paused`, `finished`
+            "revision":0 | revision | `revision` is 0; the first revision is 1
+            "revision":"1" | revision | `revision` is `"1"`; expected a whole number that is not negative
+            "start":"tomorrow" | start | expected a date and time such as 2026-01-31T12:00:00Z or 2026-01-31T12:00:00"#;
+        for [fields, code, message] in rows(DEFINITIONS) {
+            let text = format!("{{{fields}}}");
+            let failure = read_text(&text).unwrap_err();
+            assert_eq!(failure.code, format!("request.{code}"), "{text}");
+            assert!(failure.message.contains(message), "{failure}");
         }
     }
 }
