@@ -14,6 +14,7 @@ const DELETE_TOPICS: i16 = 20;
 const DELETE_RECORDS: i16 = 21;
 const CREATE_ACLS: i16 = 30;
 const DELETE_ACLS: i16 = 31;
+const DESCRIBE_CONFIGS: i16 = 32;
 const ALTER_CONFIGS: i16 = 33;
 const CREATE_PARTITIONS: i16 = 37;
 const TIMEOUT: i32 = 20_000;
@@ -169,7 +170,7 @@ pub fn create_partitions(brokers: &str, topic: &str, count: i32) {
     }
 }
 
-/// Replaces the configuration of a topic. All other settings get the broker's defaults.
+/// Replaces the configuration of a topic, and waits until the first broker has it. All other settings get the broker's defaults.
 ///
 /// # Panics
 /// If the first broker refuses or does not respond.
@@ -191,6 +192,27 @@ pub fn configure_topic(brokers: &str, topic: &str, config: &[(&str, &str)]) {
     if let Err(error) = ask(brokers, ALTER_CONFIGS, &body, 4 + 4) {
         panic!("configuring topic {topic}: {error:#}");
     }
+    // The broker applies it a moment later.
+    let mut request = Vec::new();
+    request.extend(1_i32.to_be_bytes());
+    request.push(TOPIC);
+    push_text(&mut request, topic);
+    // All settings, without where they come from.
+    request.extend((-1_i32).to_be_bytes());
+    request.push(0);
+    eventually("the new configuration", Duration::from_secs(20), || {
+        let answer =
+            exchange(brokers, DESCRIBE_CONFIGS, 1, &request).map_err(|error| format!("{error:#}"))?;
+        for (name, value) in config {
+            let mut setting = Vec::new();
+            push_text(&mut setting, name);
+            push_text(&mut setting, value);
+            if !answer.windows(setting.len()).any(|part| part == setting) {
+                return Err(format!("{name} is not {value}"));
+            }
+        }
+        Ok(())
+    });
 }
 
 /// A permission for everybody: the codes of an operation, and whether it is denied (2) or allowed (3).

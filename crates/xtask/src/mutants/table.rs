@@ -82,14 +82,8 @@ const INSPECTOR: &str = "services/dlq-inspector";
 
 const TRACKER_MODEL: Test = unit(KAFKA, "tracker::tests::offsets_are_completed_exactly_once");
 const LANE_MODEL: Test = unit(KAFKA, "lane::model::random_histories_write_exactly_once");
-const RELAY_MODEL: Test = unit(
-    RELAY,
-    "relay::tests::model::records_leave_once_never_early",
-);
-const SHARD_MODEL: Test = unit(
-    SCHEDULER,
-    "shard::tests::jobs_are_dispatched_once_never_early",
-);
+const RELAY_MODEL: Test = unit(RELAY, "relay::tests::model::records_leave_once_never_early");
+const SHARD_MODEL: Test = unit(SCHEDULER, "shard::tests::jobs_are_dispatched_once_never_early");
 
 pub(crate) const MUTANTS: &[Mutant] = &[
     mutant(

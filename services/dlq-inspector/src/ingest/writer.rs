@@ -510,8 +510,8 @@ mod tests {
 
     use super::*;
     use crate::fixtures::record_at;
-    use crate::group_states::contents::tests as states;
     use crate::group_states::Decided;
+    use crate::group_states::contents::tests as states;
     use crate::index::{self, FILE, Index};
     use crate::ledger;
     use crate::letter::Letter;

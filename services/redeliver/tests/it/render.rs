@@ -1,8 +1,9 @@
 //! Topics that are created with what `redeliver topics render` prints.
 
 use std::collections::BTreeMap;
+use std::time::Duration;
 
-use redeliver_testkit::{CommandOutput, EnvBuilder, TestEnv};
+use redeliver_testkit::{CommandOutput, EnvBuilder, TestEnv, eventually};
 
 use crate::kafka_tools::{KAFKA_TOPICS, run_script};
 use crate::raw;
@@ -30,11 +31,18 @@ fn printed(env: &TestEnv, arguments: &[&str]) -> String {
     stdout
 }
 
-/// What `topics check` finds in the topics of this test. The broker has topics of other tests too.
-fn findings(env: &TestEnv) -> Vec<String> {
-    let checked = printed(env, &["topics", "check"]);
-    let own = checked.lines().filter(|line| line.contains(env.name()));
-    own.map(str::to_owned).collect()
+/// Waits until `topics check` finds nothing in the topics of this test: the broker knows them a moment after the script. It has topics of
+/// other tests too.
+fn until_topics_are_right(env: &TestEnv) {
+    eventually("topics without findings", Duration::from_secs(30), || {
+        let checked = env.run("redeliver", &["topics", "check"]);
+        let lines = checked.stdout.lines().chain(checked.stderr.lines());
+        let own: Vec<&str> = lines.filter(|line| line.contains(env.name())).collect();
+        if checked.code == Some(0) && own.is_empty() {
+            return Ok(());
+        }
+        Err(format!("{own:?}"))
+    });
 }
 
 #[test]
@@ -45,7 +53,7 @@ fn script_creates_missing_topics() {
     let script = printed(&env, &["topics", "render", "--format", "script"]);
     let created = run_script(&env, &KAFKA_TOPICS, &script);
     assert_eq!(created.code, Some(0), "{created:?}");
-    assert_eq!(findings(&env), Vec::<String>::new());
+    until_topics_are_right(&env);
     let applied = printed(&env, &["topics", "apply"]);
     assert!(!applied.contains("created"), "{applied}");
 }
