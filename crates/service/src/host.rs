@@ -30,7 +30,8 @@ use tokio_util::sync::{CancellationToken, DropGuard};
 
 use crate::clock::ClockReports;
 use crate::credentials::{self, StaleCredentials};
-use crate::idle::{IdleWatch, Worked};
+use crate::idle::{self, IdleWatch, Worked};
+use crate::kafka_settings::kafka_settings;
 use crate::login::{self, LoginMetrics};
 use crate::metrics::{LaneFamilies, Serves};
 use crate::topics::{self, TopicsError};
@@ -481,7 +482,14 @@ impl Host {
         }
         if let Some(within) = self.until_idle {
             let worked = std::mem::take(&mut self.worked);
-            let watch = IdleWatch::new(&self, worked, within);
+            let watch = IdleWatch {
+                kafka: self.kafka.clone(),
+                clock: self.clock.clone(),
+                queues: idle::queues_of(&self.config, &self.existing_topics, &worked, &self.kafka),
+                worked,
+                within,
+                shutdown: self.tasks.shutdown().clone(),
+            };
             self.tasks.spawn("until-idle", async move {
                 watch.run().await;
                 Ok::<(), Infallible>(())
@@ -536,24 +544,6 @@ pub fn api_tls(
         ClientCertificates::Optional
     };
     ServerTls::load(section, &api.tls, protocols, clients)
-}
-
-/// How to connect to Kafka, from the configuration, without a login by tokens; see [`login`](crate::login).
-#[must_use]
-pub(crate) fn kafka_settings(config: &Config) -> KafkaSettings {
-    KafkaSettings {
-        properties: config
-            .kafka
-            .properties
-            .iter()
-            .map(|(k, v)| (k.to_owned(), v.to_owned()))
-            .collect(),
-        id_prefix: config.kafka.id_prefix.clone(),
-        static_membership: config.static_membership(),
-        session_timeout: config.kafka.session_timeout.duration(),
-        transaction_timeout: config.kafka.transaction_timeout.duration(),
-        ..KafkaSettings::new(&config.kafka.brokers, &config.instance)
-    }
 }
 
 /// A lane of these topics with the configured batch and grace period. `name` is unique within the instance.

@@ -22,10 +22,10 @@ use redeliver_kafka::KafkaSettings;
 use redeliver_kafka::backlog::{Head, heads};
 use redeliver_kafka::ends::settled_ends;
 use redeliver_kafka::reader::ReadError;
+use redeliver_runtime::Config;
 use redeliver_runtime::error_chain::error_chain;
 use tokio_util::sync::CancellationToken;
 
-use crate::host::Host;
 use crate::leftovers::{Leftover, leftovers};
 use crate::topics;
 
@@ -44,7 +44,7 @@ const PAUSE_FACTOR: u32 = 10;
 
 /// A topic that must be empty, or in which no record may be due soon.
 #[derive(Clone, Debug, PartialEq, Eq)]
-struct Queue {
+pub(crate) struct Queue {
     topic: Arc<str>,
     group: String,
     /// Its records wait until they are due.
@@ -168,35 +168,32 @@ pub(crate) struct Worked {
     pub(crate) is_open: Box<dyn Fn() -> bool + Send + Sync>,
 }
 
+/// What the pipelines that this process works on read.
+pub(crate) fn queues_of(
+    config: &Config,
+    existing: &BTreeSet<String>,
+    worked: &[Worked],
+    kafka: &KafkaSettings,
+) -> Arc<[Queue]> {
+    let leftovers = leftovers(&topics::pipelines(config), &topics::of_all(config), existing);
+    worked
+        .iter()
+        .flat_map(|worked| queues(&worked.pipeline, &leftovers, kafka, existing))
+        .collect()
+}
+
 /// Ends the process when it is idle.
 pub(crate) struct IdleWatch {
-    kafka: KafkaSettings,
-    clock: Arc<dyn Clock>,
-    worked: Vec<Worked>,
-    queues: Arc<[Queue]>,
+    pub(crate) kafka: KafkaSettings,
+    pub(crate) clock: Arc<dyn Clock>,
+    pub(crate) worked: Vec<Worked>,
+    pub(crate) queues: Arc<[Queue]>,
     /// Records that are due within this time are waited for.
-    within: HumanDuration,
-    shutdown: CancellationToken,
+    pub(crate) within: HumanDuration,
+    pub(crate) shutdown: CancellationToken,
 }
 
 impl IdleWatch {
-    /// A watch of the pipelines that this process works on.
-    pub(crate) fn new(host: &Host, worked: Vec<Worked>, within: HumanDuration) -> Self {
-        let (config, existing) = (&host.config, &host.existing_topics);
-        let leftovers = leftovers(&topics::pipelines(config), &topics::of_all(config), existing);
-        let queues = worked
-            .iter()
-            .flat_map(|worked| queues(&worked.pipeline, &leftovers, &host.kafka, existing));
-        Self {
-            kafka: host.kafka.clone(),
-            clock: host.clock.clone(),
-            queues: queues.collect(),
-            worked,
-            within,
-            shutdown: host.tasks.shutdown().clone(),
-        }
-    }
-
     /// Runs until the process is idle, and then cancels `shutdown`; or until something else has cancelled it.
     pub(crate) async fn run(self) {
         let mut throttle = LogThrottle::default();

@@ -39,6 +39,7 @@ pub mod http;
 mod huge_pages;
 pub mod identity;
 mod idle;
+mod kafka_settings;
 pub mod leftovers;
 pub mod limit_metrics;
 pub mod login;

@@ -18,7 +18,7 @@ use redeliver_runtime::Config;
 use redeliver_runtime::health::Part;
 use tokio_util::sync::CancellationToken;
 
-use crate::host::kafka_settings;
+use crate::kafka_settings::kafka_settings;
 use oidc::Oidc;
 
 /// Interval at which a waiting process updates the reason.

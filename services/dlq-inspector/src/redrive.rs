@@ -10,6 +10,7 @@
 //! | [`jobs`] | what the topic contains |
 //! | [`edit`] | how a record is edited |
 //! | [`change`] | changes by callers |
+//! | [`refusal`] | why a change is refused |
 //! | [`room`] | which jobs are removed for a new one |
 //! | [`pace`] | what the executor does next |
 //! | [`omitted`] | dead letters whose payload was left out |
@@ -33,6 +34,7 @@ pub mod omitted;
 pub mod outcomes;
 pub mod pace;
 pub mod record;
+pub mod refusal;
 pub(crate) mod removal;
 pub mod room;
 pub(crate) mod source;

@@ -63,7 +63,9 @@ mod body_budget;
 mod changes;
 mod completeness;
 mod control;
+mod documented;
 mod error;
+mod error_parts;
 mod grpc;
 mod health;
 mod hosts;
@@ -362,10 +364,10 @@ fn router<I: Index>(
     let health = Routes::new(health.max_decoding_message_size(SMALL_MESSAGE))
         .into_axum_router()
         .reset_fallback();
-    let (rest, document) = rest::router(jobs, authenticator);
+    let (rest, paths) = rest::router(jobs, authenticator);
     let checked = rest
         .merge(authenticated)
-        .merge(openapi::router(&document)?)
+        .merge(openapi::router(&openapi::document(paths))?)
         .merge(reflected)
         .fallback(not_found);
     let routes = server.check_hosts(checked).merge(health);

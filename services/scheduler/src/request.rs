@@ -27,10 +27,11 @@ mod hash;
 mod job;
 mod json;
 mod schedule;
+mod when;
 
 pub use field::{Field, Format};
 pub use hash::{key_hash, request_id_hash};
-pub use job::{ConflictPolicy, JobRef, MAX_NAME, When};
+pub use job::{ConflictPolicy, JobRef, MAX_NAME};
 pub(crate) use job::{check_listed, read_id, read_job_ref, read_timestamp, read_when, reschedule};
 pub use json::job::read as read_json;
 pub(crate) use json::job::{DueRequest, JobRequest, Priority as PriorityName, read_due};
@@ -40,6 +41,7 @@ pub(crate) use json::{as_data, read_instant};
 pub use redeliver_kafka::murmur2::shard_of;
 pub use schedule::{Action, ScheduleChange, ScheduleDefinition, check_recurrence};
 pub(crate) use schedule::{check_job, job_of};
+pub use when::When;
 
 /// The scheduler's name in the lineage of forwarded records and dead letters, in place of a pipeline.
 pub(crate) const NAME: &str = "scheduler";

@@ -11,8 +11,9 @@ use redeliver_service::identity::CallerName;
 use redeliver_store::{ChangeId, Decision};
 
 use super::edit::Edit;
-use super::job::{self, InvalidValue, Item, Job, Wanted};
+use super::job::{self, Item, Job, Wanted};
 use super::jobs::{Entry, Jobs, job_key, plan_key};
+pub use super::refusal::RefusedChange;
 use super::room::{self, New};
 
 /// A request.
@@ -52,23 +53,6 @@ pub enum JobChange {
     Cancel,
     /// Sets its rate; 0: as fast as possible.
     Rate(u32),
-}
-
-/// Why a change is refused. Nothing was written.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum RefusedChange {
-    /// There is no such job.
-    Missing,
-    /// The change makes no sense in this state.
-    State(v1::RedriveState),
-    /// No version could read the job.
-    Invalid(InvalidValue),
-    /// The caller has planned this job with the same request id and another request.
-    RequestIdUsed(String),
-    /// There is no room for another job.
-    TooMany,
-    /// There is no room for another edit, see [`MAX_EDIT_BYTES`](super::room::MAX_EDIT_BYTES).
-    TooManyEdits,
 }
 
 /// Why a change has failed.

@@ -12,7 +12,7 @@ use redeliver_store::{Document as _, State, Table};
 
 use super::edit::Edit;
 use super::job::{self, CHUNK, InvalidValue, Item, Job, Kind, Outcome, Progress, Wanted};
-use super::outcomes::Outcomes;
+use super::outcomes::{Outcomes, outcomes_key};
 
 /// All jobs, by id. Ids increase with the time. Cheap to clone.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -77,12 +77,6 @@ pub fn progress_key(id: &str) -> String {
 #[must_use]
 pub fn plan_key(id: &str, chunk: u32) -> String {
     format!("plan/{id}/{chunk}")
-}
-
-/// The key of the outcomes of a chunk.
-#[must_use]
-pub fn outcomes_key(id: &str, chunk: u32) -> String {
-    format!("outcomes/{id}/{chunk}")
 }
 
 impl Jobs {

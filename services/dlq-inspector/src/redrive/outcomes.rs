@@ -8,7 +8,6 @@ use redeliver_kafka::Delivered;
 use redeliver_proto::{Message as _, v1};
 
 use super::job::{CHUNK, Outcome};
-use super::jobs::outcomes_key;
 
 /// The outcomes of the first items of a chunk.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -171,6 +170,12 @@ impl Report {
         };
         chunks.iter().map(output).collect()
     }
+}
+
+/// The key of the outcomes of a chunk.
+#[must_use]
+pub fn outcomes_key(id: &str, chunk: u32) -> String {
+    format!("outcomes/{id}/{chunk}")
 }
 
 #[cfg(test)]

@@ -5,9 +5,9 @@ use std::time::Duration;
 use redeliver_core::Timestamp;
 use redeliver_proto::v1;
 
-use super::change::RefusedChange;
 use super::job::{self, Job};
 use super::jobs::{Entry, Jobs};
+use super::refusal::RefusedChange;
 
 /// The maximum number of jobs.
 pub const MAX_JOBS: usize = 200;

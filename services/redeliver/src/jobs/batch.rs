@@ -24,7 +24,7 @@ use redeliver_scheduler::request::read_json;
 use serde_json::json;
 use tokio::time::Instant;
 
-use super::schedule::ScheduleArgs;
+use super::SchedulerArgs;
 use crate::connection::CliError;
 use crate::output::{Format, Json, in_one_line, print_item};
 
@@ -45,7 +45,12 @@ struct Line {
     job: Result<JobRequest, String>,
 }
 
-pub(super) async fn run(config: &Config, args: &ScheduleArgs, file: &str) -> Result<ExitCode, CliError> {
+pub(super) async fn run(
+    config: &Config,
+    scheduler: &SchedulerArgs,
+    format: Format,
+    file: &str,
+) -> Result<ExitCode, CliError> {
     let unreadable = |error: io::Error| CliError::Usage(format!("--file: cannot read {file}: {error}"));
     let zone = config.scheduler.time_zone();
     let zone = zone.ok_or_else(|| CliError::Usage("scheduler.default_time_zone is unknown".to_owned()))?;
@@ -59,7 +64,7 @@ pub(super) async fn run(config: &Config, args: &ScheduleArgs, file: &str) -> Res
         number: 0,
         zone,
     };
-    let client = args.scheduler.connect(config).await?;
+    let client = scheduler.connect(config).await?;
     let (mut repetition, mut failed) = (Repetition::new(), 0);
     loop {
         // On another thread: standard input can pause, and meanwhile the connection must notice when the scheduler ends it.
@@ -68,7 +73,7 @@ pub(super) async fn run(config: &Config, args: &ScheduleArgs, file: &str) -> Res
             .await
             .unwrap_or_else(|error| resume_unwind(error.into_panic()));
         let (batch, rest) = read.map_err(unreadable)?;
-        failed += send(&client, batch.lines, args.output.format, &mut repetition).await?;
+        failed += send(&client, batch.lines, format, &mut repetition).await?;
         if batch.is_last {
             break;
         }

@@ -49,7 +49,7 @@ pub(super) struct ScheduleArgs {
 
 pub(super) async fn run(config: &Config, args: &ScheduleArgs) -> Result<ExitCode, CliError> {
     if let Some(file) = &args.file {
-        return batch::run(config, args, file).await;
+        return batch::run(config, &args.scheduler, args.output.format, file).await;
     }
     let request = args.request()?;
     request.check().map_err(ClientError::from)?;

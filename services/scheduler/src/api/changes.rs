@@ -16,7 +16,7 @@ use redeliver_service::identity::Identity;
 use tokio::sync::{mpsc, oneshot};
 
 use super::error::RequestError;
-use super::schedules::ScheduleView;
+use super::schedules::view::ScheduleView;
 use crate::request::{JobRef, When};
 
 /// The maximum number of entries that wait to be written. Further callers wait for room.

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use axum::http::StatusCode;
 use axum::http::header::WWW_AUTHENTICATE;
-use redeliver_core::{ErrorClass, Failure, Position};
+use redeliver_core::{ErrorClass, Failure};
 use redeliver_kafka::producer::ProduceError;
 use redeliver_proto::{error, v1};
 use redeliver_runtime::error_chain::error_chain;
@@ -12,9 +12,10 @@ use redeliver_service::control::ControlError;
 use redeliver_service::identity::{self, Reason, Refusal};
 use tonic::{Code, Status};
 
-use super::control;
+use super::control::error::parts_of;
+use super::error_parts::{ErrorParts, Pending, PendingJob, UNKNOWN_OUTCOME};
 use super::problem::{ConcernedSchedule, Problem};
-use super::schedules::ScheduleError;
+use super::schedules::error::ScheduleError;
 use crate::admission::{INDEX_FULL, RETRY_AFTER};
 use crate::answers::CannotWait;
 use crate::index::IndexError;
@@ -69,38 +70,29 @@ pub(crate) enum RequestError {
     IndexIncomplete,
 }
 
-/// The job of a command without an outcome.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum PendingJob {
-    /// It has this id.
-    Id(JobId),
-    /// It has this id, unless the idempotency key of the request was in use: then the job of the key keeps its id.
-    New(JobId),
-    /// The command names it by its idempotency key.
-    Key,
+impl From<ScheduleError> for RequestError {
+    fn from(error: ScheduleError) -> Self {
+        Self::Schedule(error)
+    }
 }
 
-/// A command that is in Kafka and has its turn later.
-#[derive(Debug)]
-pub(crate) struct Pending {
-    /// Its position in the ingest topic.
-    pub(crate) position: Position,
-    pub(crate) why: NoOutcome,
+impl From<ControlError> for RequestError {
+    fn from(error: ControlError) -> Self {
+        match error {
+            ControlError::Refused(refusal) => Self::Refused(refusal),
+            ControlError::Invalid { field, problem } => {
+                let field = match field {
+                    "why" => Field("why"),
+                    "rate" => Field("rate"),
+                    "page_token" => Field("pageToken"),
+                    _ => Field("name"),
+                };
+                field.malformed(Format::Json, &problem).into()
+            }
+            error => Self::Control(error),
+        }
+    }
 }
-
-/// Why a request did not wait any longer for the outcome of its command.
-#[derive(Debug, thiserror::Error)]
-pub(crate) enum NoOutcome {
-    #[error("no outcome within {} s", .0.as_secs())]
-    Timeout(Duration),
-    #[error("this scheduler is shutting down")]
-    ShuttingDown,
-}
-
-/// What a client gets that cannot know whether its command took effect. No usual retry policy repeats requests after these, as
-/// it would after UNAVAILABLE, DEADLINE_EXCEEDED, and all statuses from 500 on. A repetition without an idempotency key could
-/// schedule the job again.
-pub(super) const UNKNOWN_OUTCOME: (Code, StatusCode) = (Code::Unknown, StatusCode::FAILED_DEPENDENCY);
 
 impl From<Refusal> for RequestError {
     fn from(refusal: Refusal) -> Self {
@@ -135,19 +127,6 @@ impl From<IndexError> for RequestError {
     fn from(error: IndexError) -> Self {
         Self::IndexUnavailable(error_chain(&error))
     }
-}
-
-/// What both protocols report of an error.
-pub(super) struct ErrorParts {
-    pub(super) grpc: Code,
-    pub(super) http: StatusCode,
-    pub(super) reason: &'static str,
-    pub(super) message: String,
-    pub(super) job: Option<JobId>,
-    /// The id of a schedule.
-    pub(super) schedule: Option<String>,
-    /// Of a pending command.
-    pub(super) position: Option<Position>,
 }
 
 impl RequestError {
@@ -204,7 +183,7 @@ impl RequestError {
                 )
             },
             Self::Schedule(error) => error.into_parts(),
-            Self::Control(error) => control::parts_of(&error),
+            Self::Control(error) => parts_of(&error),
             Self::Pending(job, Pending { position, why }) => {
                 let (id, message) = match job {
                     PendingJob::Key => (
@@ -484,10 +463,11 @@ fn is_unknown_app(failure: &Failure) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use redeliver_core::Timestamp;
+    use redeliver_core::{Position, Timestamp};
     use tonic_types::StatusExt as _;
 
     use super::*;
+    use crate::api::error_parts::NoOutcome;
 
     fn id() -> JobId {
         JobId::new(Timestamp::from_millis(1_763_722_800_000), 1, 2)

@@ -4,29 +4,23 @@
 //! contains exactly the routes that are served. Neither the document nor the page requires an identity: they contain no data. The
 //! page and its files are part of the program, and load nothing from elsewhere.
 
-use std::collections::BTreeMap;
-
 use axum::Router;
-use axum::extract::DefaultBodyLimit;
-use axum::handler::Handler;
 use axum::http::{HeaderValue, header};
-use axum::middleware;
 use axum::response::{IntoResponse, Response};
-use axum::routing::{MethodFilter, MethodRouter, get, on};
+use axum::routing::get;
 use bytes::Bytes;
-use utoipa::openapi::path::{HttpMethod, Paths};
+use utoipa::OpenApi as _;
+use utoipa::openapi::path::Paths;
 use utoipa::openapi::security::{Http, HttpAuthScheme, SecurityScheme};
-use utoipa::openapi::{Components, ContentBuilder, OpenApi, Ref, RefOr, ResponseBuilder, Schema};
-use utoipa::{IntoResponses, OpenApi as _, PartialSchema, Path, ToSchema};
+use utoipa::openapi::{Components, OpenApi, RefOr, Schema};
 
-use super::body_budget::{BodyBudget, reserve_body};
 use super::control::rest::{ControlChange, ControlRate, ControlsResponse};
 use super::control::{ControlView, StateView};
 use super::problem::ProblemBody;
 use super::rest::{BatchRequest, BatchResponse, BatchResult, CommandResponse, ListResponse};
 use super::schedules::rest::{
-    DeletedSchedule, NoOptions, PreviewResponse, ResumeRequest, ResumedSchedule, SchedulesResponse,
-    TriggeredSchedule,
+    DeletedSchedule, NoOptions, PreviewDefinition, PreviewResponse, ResumeRequest, ResumedSchedule,
+    SchedulesResponse, TriggeredSchedule,
 };
 use super::schedules::{ScheduleView, UnreadableView};
 use super::view::{HeaderView, JobView, StatsView};
@@ -40,65 +34,15 @@ pub(super) const DOCUMENT: &str = "/v1/openapi.json";
 /// The path of the page.
 const PAGE: &str = "/v1/docs";
 
-/// A router, and the descriptions of its operations.
-pub(super) struct DocumentedRouter<S> {
-    router: Router<S>,
-    paths: Paths,
-    bodies: BodyBudget,
-}
-
-impl<S: Clone + Send + Sync + 'static> DocumentedRouter<S> {
-    /// A router whose operations share the memory for the bodies of their requests.
-    pub(super) fn new(bodies: BodyBudget) -> Self {
-        Self {
-            router: Router::new().without_v07_checks(),
-            paths: Paths::new(),
-            bodies,
-        }
-    }
-
-    /// A route for bodies of at most `max_body` bytes.
-    fn route<T: 'static>(
-        &self,
-        method: MethodFilter,
-        handler: &impl Handler<T, S>,
-        max_body: usize,
-    ) -> MethodRouter<S> {
-        let bodies = self.bodies.clone();
-        on(method, handler.clone())
-            .layer(DefaultBodyLimit::max(max_body))
-            .layer(middleware::from_fn(move |caller, request, next| {
-                reserve_body(bodies.clone(), max_body, caller, request, next)
-            }))
-    }
-
-    /// Adds an operation. A body has at most `max_body` bytes.
-    pub(super) fn with<P: Path, T: 'static>(
-        mut self,
-        _description: P,
-        handler: &impl Handler<T, S>,
-        max_body: usize,
-    ) -> Self {
-        let (path, methods) = (P::path(), P::methods());
-        for method in &methods {
-            let route = self.route(filter(method), handler, max_body);
-            // See `split_verb`.
-            self.router = self.router.route(&path.replace("}:", "}/:"), route);
-        }
-        self.paths.add_path_operation(path, methods, P::operation());
-        self
-    }
-
-    /// The router, and the document.
-    pub(super) fn split(self) -> (Router<S>, OpenApi) {
-        let mut document = Description::openapi();
-        document.paths = self.paths;
-        let token = SecurityScheme::Http(Http::new(HttpAuthScheme::Bearer));
-        let components = document.components.get_or_insert_default();
-        components.add_security_scheme("token", token);
-        describe_definitions(components);
-        (self.router, document)
-    }
+/// The document of these operations.
+pub(super) fn document(paths: Paths) -> OpenApi {
+    let mut document = Description::openapi();
+    document.paths = paths;
+    let token = SecurityScheme::Http(Http::new(HttpAuthScheme::Bearer));
+    let components = document.components.get_or_insert_default();
+    components.add_security_scheme("token", token);
+    describe_definitions(components);
+    document
 }
 
 /// Describes that the definition of a schedule may have the other fields that `GET` returns.
@@ -110,41 +54,6 @@ fn describe_definitions(components: &mut Components) {
     components
         .schemas
         .retain(|name, _| name != "Cron" && name != "Every");
-}
-
-/// The body of a preview.
-pub(super) struct PreviewDefinition;
-
-impl ToSchema for PreviewDefinition {}
-
-impl PartialSchema for PreviewDefinition {
-    fn schema() -> RefOr<Schema> {
-        let mut schema = ScheduleRequest::schema();
-        if let RefOr::T(Schema::Object(preview)) = &mut schema {
-            let description = "The definition of a recurring schedule, which may lack `appName` and the other fields of its job.";
-            let times = ["cron", "zone", "every", "start", "end", "maxCount", "jitter"];
-            preview.description = Some(description.to_owned());
-            preview.additional_properties = None;
-            preview.required.clear();
-            preview
-                .properties
-                .retain(|field, _| times.contains(&field.as_str()));
-        }
-        schema
-    }
-}
-
-fn filter(method: &HttpMethod) -> MethodFilter {
-    match method {
-        HttpMethod::Post => MethodFilter::POST,
-        HttpMethod::Put => MethodFilter::PUT,
-        HttpMethod::Delete => MethodFilter::DELETE,
-        HttpMethod::Options => MethodFilter::OPTIONS,
-        HttpMethod::Head => MethodFilter::HEAD,
-        HttpMethod::Patch => MethodFilter::PATCH,
-        HttpMethod::Trace => MethodFilter::TRACE,
-        HttpMethod::Get => MethodFilter::GET,
-    }
 }
 
 /// Serves the document and the page.
@@ -205,73 +114,6 @@ fn file(content_type: &'static str, text: &'static str) -> Response {
     ))
 )]
 struct Description;
-
-fn problems(problems: &[(u16, &str)]) -> BTreeMap<String, RefOr<utoipa::openapi::Response>> {
-    let problem = |(status, description): &(u16, &str)| {
-        let schema = Ref::from_schema_name("ProblemBody");
-        let content = ContentBuilder::new().schema(Some(schema)).build();
-        let response = ResponseBuilder::new()
-            .description(*description)
-            .content("application/problem+json", content)
-            .build();
-        (status.to_string(), RefOr::T(response))
-    };
-    problems.iter().map(problem).collect()
-}
-
-/// Defines groups of responses.
-macro_rules! problems {
-    ($(#[doc = $doc:literal] $name:ident { $($status:literal: $description:literal,)+ })+) => {$(
-        #[doc = $doc]
-        pub(super) struct $name;
-
-        impl IntoResponses for $name {
-            fn responses() -> BTreeMap<String, RefOr<utoipa::openapi::Response>> {
-                problems(&[$(($status, $description)),+])
-            }
-        }
-    )+};
-}
-
-problems! {
-    /// The responses that any request can get.
-    Problems {
-        401: "No valid token or certificate",
-        403: "The scope is missing",
-        421: "The server does not accept requests for this host",
-        422: "A field is invalid",
-        429: "Too many requests; nothing was written",
-        503: "The scheduler cannot serve this request now; nothing was written",
-    }
-    /// The responses that requests with a body can get.
-    BodyProblems {
-        400: "The body is not JSON",
-        408: "The body did not arrive in time",
-        413: "The body is too large",
-        415: "The content type is not application/json",
-    }
-    /// The responses that requests for an existing job can get.
-    JobProblems {
-        404: "The job is unknown",
-    }
-    /// What commands can be answered.
-    CommandProblems {
-        409: "Another request used the idempotency key, or the job ended before",
-        424: "The outcome is unknown",
-    }
-    /// The responses that requests for control can get.
-    ControlProblems {
-        404: "The application is unknown",
-        409: "The application has another revision, or its value has an unknown format",
-        424: "The outcome is unknown",
-    }
-    /// The responses that requests for a schedule can get.
-    ScheduleProblems {
-        404: "The schedule is unknown",
-        409: "Another schedule has the id, or the schedule has another revision",
-        424: "The outcome is unknown",
-    }
-}
 
 #[cfg(test)]
 mod tests {

@@ -7,7 +7,7 @@ use redeliver_proto::v1;
 use serde::Serialize;
 use utoipa::ToSchema;
 
-use super::schedules::ScheduleView;
+use super::schedules::view::ScheduleView;
 use super::view::{JobView, outcome};
 
 /// A problem document.

@@ -32,16 +32,16 @@ use redeliver_service::identity::{Authentication, Authenticator, Identity, authe
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
-use utoipa::openapi::OpenApi;
+use utoipa::openapi::path::Paths;
 use utoipa::{IntoParams, ToSchema};
 
 use super::body_budget::BodyBudget;
 use super::changes::{Asked, read_reason};
 use super::control;
+use super::documented::{BodyProblems, CommandProblems, DocumentedRouter, JobProblems, Problems};
 use super::error::RequestError;
 use super::jobs::{Accepted, Jobs, trace_headers};
 use super::list::{JobPage, ListJobs};
-use super::openapi::{BodyProblems, CommandProblems, DocumentedRouter, JobProblems, Problems};
 use super::problem::{Problem, ProblemBody};
 use super::rates::limit_rate;
 use super::schedules;
@@ -68,14 +68,14 @@ fn routes<I: Index>(bodies: BodyBudget, limit: usize, batch_limit: usize) -> Doc
     control::rest::add(router, limit)
 }
 
-pub(crate) fn router<I: Index>(jobs: Arc<Jobs<I>>, authenticator: Authenticator) -> (Router, OpenApi) {
+pub(crate) fn router<I: Index>(jobs: Arc<Jobs<I>>, authenticator: Authenticator) -> (Router, Paths) {
     let rates = jobs.rates.clone();
     let authentication = Authentication {
         authenticator,
         required: None,
         refuse: |refusal| Problem::from(RequestError::Refused(refusal.clone())).into_response(),
     };
-    let (router, document) = routes(jobs.bodies.clone(), jobs.max_request(), jobs.max_batch).split();
+    let (router, paths) = routes(jobs.bodies.clone(), jobs.max_request(), jobs.max_batch).split();
     let router = router
         .method_not_allowed_fallback(async || not_allowed())
         .route_layer(middleware::from_fn(move |caller, request, next| {
@@ -83,7 +83,7 @@ pub(crate) fn router<I: Index>(jobs: Arc<Jobs<I>>, authenticator: Authenticator)
         }))
         .route_layer(middleware::from_fn_with_state(authentication, authenticate))
         .with_state(jobs);
-    (router, document)
+    (router, paths)
 }
 
 /// The problem of a method that a path does not support. The router adds the header `Allow`.

@@ -33,12 +33,12 @@ use crate::index::{Index, Lookup};
 use crate::request::{Field, Format, check_job, check_recurrence, other_state};
 use crate::schedules::{self, RecordError, StoredSchedule};
 
-mod error;
+pub(super) mod error;
 pub(super) mod grpc;
 pub(super) mod rest;
-mod view;
+pub(super) mod view;
 
-pub(super) use error::ScheduleError;
+use error::ScheduleError;
 pub(super) use view::UnreadableView;
 pub use view::{OccurrenceView, ScheduleView};
 

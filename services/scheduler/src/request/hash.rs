@@ -3,7 +3,7 @@
 use redeliver_core::HumanDuration;
 use sha2::{Digest as _, Sha256};
 
-use super::job::When;
+use super::when::When;
 use crate::job::{KeyHash, Kind, Payload, Priority, RequestHash};
 
 /// Hashes an application and an idempotency key: the first 16 bytes of SHA-256.

@@ -14,6 +14,7 @@ use utoipa::ToSchema;
 
 use super::field::{Field, Format, hint};
 use super::hash::Identity;
+use super::when::When;
 use super::{Envelope, Rejected, RejectedWait, Request, Rules};
 use crate::job::{JobId, Kind, Payload, Priority};
 
@@ -51,15 +52,6 @@ pub enum JobRef {
         /// The idempotency key.
         key: Arc<str>,
     },
-}
-
-/// A due time: an instant, or a delay from the request on.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum When {
-    /// An instant.
-    At(Timestamp),
-    /// A delay from the request on.
-    After(HumanDuration),
 }
 
 impl From<ConflictPolicy> for v1::ConflictPolicy {

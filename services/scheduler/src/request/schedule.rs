@@ -8,7 +8,8 @@ use redeliver_proto::v1;
 use redeliver_recurrence::{CatchUp, Invalid, Recurrence, ScheduleId};
 
 use super::field::{Field, Format};
-use super::job::{self, When, missing_app};
+use super::job::{self, missing_app};
+use super::when::When;
 use super::{Envelope, Request, Rules};
 use crate::schedules::read_spec;
 

@@ -21,9 +21,9 @@ use serde::{Deserialize, Serialize};
 use utoipa::{IntoParams, ToSchema};
 
 use super::ControlView;
+use crate::api::documented::{BodyProblems, ControlProblems, DocumentedRouter, Problems};
 use crate::api::error::RequestError;
 use crate::api::jobs::Jobs;
-use crate::api::openapi::{BodyProblems, ControlProblems, DocumentedRouter, Problems};
 use crate::api::problem::Problem;
 use crate::api::rest::{Options, invalid_query};
 use crate::index::Index;

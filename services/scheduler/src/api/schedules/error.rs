@@ -4,7 +4,7 @@ use axum::http::StatusCode;
 use redeliver_proto::v1;
 use tonic::Code;
 
-use crate::api::error::{ErrorParts, Pending, RequestError, UNKNOWN_OUTCOME};
+use crate::api::error_parts::{ErrorParts, Pending, UNKNOWN_OUTCOME};
 use crate::job::JobId;
 
 /// Why a request for a recurring schedule failed.
@@ -36,12 +36,6 @@ pub(crate) enum ScheduleError {
         is_trigger: bool,
         reason: String,
     },
-}
-
-impl From<ScheduleError> for RequestError {
-    fn from(error: ScheduleError) -> Self {
-        Self::Schedule(error)
-    }
 }
 
 impl ScheduleError {
@@ -139,7 +133,7 @@ mod tests {
     use redeliver_core::{Position, Timestamp};
 
     use super::*;
-    use crate::api::error::NoOutcome;
+    use crate::api::error_parts::NoOutcome;
 
     #[test]
     fn uncertain_trigger_says_how_to_check() {

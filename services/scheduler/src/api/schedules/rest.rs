@@ -23,15 +23,16 @@ use redeliver_proto::v1;
 use redeliver_proto::v1::change_schedule::{Change, Delete, Pause, Resume, Trigger};
 use redeliver_service::identity::Identity;
 use serde::{Deserialize, Serialize};
-use utoipa::{IntoParams, ToSchema};
+use utoipa::openapi::{RefOr, Schema};
+use utoipa::{IntoParams, PartialSchema, ToSchema};
 
 use super::view::{OccurrenceView, UnreadableView};
 use super::{Expected, PreviewRequest, Previewed, ScheduleView, changed};
 use crate::api::changes::Asked;
+use crate::api::documented::{BodyProblems, DocumentedRouter, Problems, ScheduleProblems};
 use crate::api::error::RequestError;
 use crate::api::jobs::Jobs;
 use crate::api::list::{ListSchedules, SchedulePage};
-use crate::api::openapi::{BodyProblems, DocumentedRouter, PreviewDefinition, Problems, ScheduleProblems};
 use crate::api::problem::Problem;
 use crate::api::rest::{JsonBody, Options, ReasonHeader, invalid_query};
 use crate::index::Index;
@@ -389,6 +390,28 @@ async fn trigger<I: Index>(
         .await?;
     let job_id = triggered.job.unwrap_or_default().id;
     Ok(Json(TriggeredSchedule { job_id }))
+}
+
+/// The body of a preview.
+pub(in crate::api) struct PreviewDefinition;
+
+impl ToSchema for PreviewDefinition {}
+
+impl PartialSchema for PreviewDefinition {
+    fn schema() -> RefOr<Schema> {
+        let mut schema = ScheduleRequest::schema();
+        if let RefOr::T(Schema::Object(preview)) = &mut schema {
+            let description = "The definition of a recurring schedule, which may lack `appName` and the other fields of its job.";
+            let times = ["cron", "zone", "every", "start", "end", "maxCount", "jitter"];
+            preview.description = Some(description.to_owned());
+            preview.additional_properties = None;
+            preview.required.clear();
+            preview
+                .properties
+                .retain(|field, _| times.contains(&field.as_str()));
+        }
+        schema
+    }
 }
 
 /// The next occurrences.

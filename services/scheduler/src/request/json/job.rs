@@ -18,7 +18,8 @@ use super::{
     read_duration, read_instant, word, words,
 };
 use crate::request::field::{Field, Format};
-use crate::request::job::{ConflictPolicy, When, missing_app, reschedule};
+use crate::request::job::{ConflictPolicy, missing_app, reschedule};
+use crate::request::when::When;
 
 words! {
     /// A priority.
