@@ -58,7 +58,7 @@ client! {
 }
 
 impl ControlClient {
-    /// What somebody has changed, and what the configuration pauses or limits, by name.
+    /// What was changed, and what the configuration pauses or limits, by name.
     ///
     /// # Errors
     /// If the server is unavailable.

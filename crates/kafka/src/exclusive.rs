@@ -144,7 +144,7 @@ impl ExclusiveWriter {
         if outputs.is_empty() {
             return Ok(result);
         }
-        // The client would wait for a missing topic until the time is up, and nobody would know the outcome.
+        // The client would wait for a missing topic until the time is up, and the outcome would be unknown.
         for other in outputs.iter().map(|output| &output.topic) {
             if *other != self.topic {
                 reader::partitions(&self.settings, other).map_err(Failed::reading)?;

@@ -141,7 +141,7 @@ fn answer(settings: &KafkaSettings, lookup: &mut Option<Lookup>, wanted: Vec<Wan
         }
     };
     for (sender, found) in senders.into_iter().zip(found) {
-        // Nobody may wait any longer.
+        // The caller may be gone.
         let _ = sender.send(found);
     }
 }

@@ -21,14 +21,14 @@
 //! server has accepted ([`Protection`]), for example those of callers that it knows; a server that accepts none, as that of the admin
 //! port, replaces the oldest connection. Of other requests of HTTP/2, such as watches of
 //! the health, a new one ends the oldest one when there are too many ([`HttpLimits::unprotected_streams`]). So clients with many
-//! connections that are idle, or have only such requests in progress, lock nobody out, and use a bounded part of the memory.
+//! connections that are idle, or have only such requests in progress, lock no client out, and use a bounded part of the memory.
 //!
 //! hyper has limits for headers of HTTP/1.1, pings, streams of a connection and sizes of headers, which are used here. The others are
 //! our own, because those of hyper and tower-http leave gaps:
 //!
 //! - hyper limits the time for headers with HTTP/1.1 only.
-//! - `TimeoutBody` of tower-http begins anew with each frame, so that a client that sends a byte now and then is never too slow. For
-//!   a response, nobody polls it while hyper waits for the window of the client.
+//! - `TimeoutBody` of tower-http starts again with each frame, so that a client that sends a byte now and then is never too slow. For
+//!   a response, it is not polled while hyper waits for the window of the client.
 //! - `ConcurrencyLimitLayer` of tower releases its permit before the body of the response is sent, and lets new requests wait for old
 //!   ones.
 //! - `GracefulShutdown` of hyper-util neither ends idle connections nor replaces them.

@@ -60,7 +60,7 @@ enum Left {
     OpenBreaker(Arc<str>),
     /// The topic does not exist.
     MissingTopic(Arc<str>),
-    /// Records that nobody has completed.
+    /// Incomplete records.
     Unprocessed(Arc<str>),
     /// A record that is due soon, or was due.
     Due(Arc<str>),

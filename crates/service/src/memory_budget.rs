@@ -38,7 +38,7 @@ pub struct MemoryBudget {
 pub enum Caller {
     /// An identity, by its name.
     Named(CallerName),
-    /// Somebody without one.
+    /// A caller without one.
     Anonymous(Option<IpAddr>),
 }
 

@@ -87,7 +87,7 @@ pub(crate) struct ControlsArgs {
 
 #[derive(Args)]
 struct ChangeArgs {
-    /// Fail unless it has this revision; 0: nobody has changed it yet
+    /// Fail unless it has this revision; 0: not changed yet
     #[arg(long, value_name = "N")]
     expected_revision: Option<u64>,
     #[command(flatten)]

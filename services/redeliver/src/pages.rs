@@ -37,7 +37,7 @@ pub(crate) async fn read_pages<T>(
         pages.count = pages
             .count
             .saturating_add(u32::try_from(items.len()).unwrap_or(u32::MAX));
-        // If stdout is closed, nobody reads the others.
+        // If stdout is closed, the others are not read.
         let is_closed = format == Format::Jsonl && !items.iter().all(|item| print_json_line(value(item)));
         if format != Format::Jsonl {
             pages.items.extend(items);

@@ -47,7 +47,7 @@ impl Progress {
         }
         self.drawn = Some(Instant::now());
         let mut stderr = std::io::stderr().lock();
-        // A command does not fail because nobody can see its progress.
+        // A command does not fail because its progress cannot be shown.
         let _ = write!(
             stderr,
             "\r\u{1b}[K{}",

@@ -256,7 +256,7 @@ async fn set(config: &Config, args: &SetArgs) -> Result<ExitCode, CliError> {
     let mut spec = known.spec.unwrap_or_default();
     args.changes
         .apply(&mut spec, &definition::default_zone(config)?)?;
-    // What somebody else has changed since it was read would be lost otherwise.
+    // A concurrent change would be lost otherwise.
     let schedule = change(&client, id, spec, Some(known.revision)).await?;
     print_schedule(output.format, &schedule);
     Ok(ExitCode::SUCCESS)

@@ -10,7 +10,7 @@ pub enum ReadError {
     /// A topic is missing.
     #[error("topic `{0}` does not exist")]
     Missing(String),
-    /// Kafka does not let this client see a topic, so that nobody knows whether it exists.
+    /// Kafka does not let this client see a topic, so that it is unknown whether it exists.
     #[error("Kafka does not let this client see the topic `{0}` (Describe)")]
     Denied(String),
     /// A partition has no leader, or its leader does not answer.

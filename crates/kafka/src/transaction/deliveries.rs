@@ -38,7 +38,7 @@ pub(super) struct Deliveries {
     denied: Mutex<Vec<String>>,
     changelog: Option<Arc<str>>,
     changelog_ends: Mutex<Vec<(i32, i64)>>,
-    /// Where the first outputs were written, if somebody wants to know.
+    /// Where the first outputs were written, if requested.
     positions: Mutex<Vec<Delivered>>,
     wants_positions: AtomicBool,
     log: ClientLog,

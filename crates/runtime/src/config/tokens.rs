@@ -28,7 +28,7 @@ pub const MAX_CALLER_NAME: usize = 512;
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct TokensFile {
-    /// The tokens. Empty: nobody has access.
+    /// The tokens. Empty: no caller has access.
     pub tokens: Vec<TokenConfig>,
 }
 

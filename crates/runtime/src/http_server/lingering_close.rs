@@ -22,7 +22,7 @@ const PART: usize = 16 << 10;
 pub(super) struct LingeringClose<C> {
     connection: C,
     limit: Duration,
-    /// Whether the client may be sending a body that nobody reads.
+    /// Whether the client may be sending an unread body.
     abandoned: Abandoned,
     /// Exists once the connection has sent its end.
     discarding: Option<Pin<Box<Sleep>>>,

@@ -31,7 +31,7 @@ impl BodyTimeout {
     }
 }
 
-/// Whether nobody will read the rest of the body of a request of a connection. Clones share it.
+/// Whether the rest of the body stays unread of a request of a connection. Clones share it.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Abandoned(Arc<AtomicBool>);
 

@@ -25,7 +25,7 @@ const PERMISSIONS: [(&str, Verb); 8] = [
     ("ResetControl", Verb::Write),
 ];
 
-/// What the call of this method requires of any name; `None` if nobody may make it.
+/// What the call of this method requires of any name; `None` if no caller may make it.
 #[must_use]
 pub fn required(method: &str) -> Option<(Area, Verb)> {
     let (_, verb) = PERMISSIONS.iter().find(|(name, _)| *name == method)?;

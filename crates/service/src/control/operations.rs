@@ -69,7 +69,7 @@ pub struct WantedChange {
     pub verb: ChangeVerb,
     /// Why.
     pub why: String,
-    /// The revision that it must have; 0: nobody has changed it yet.
+    /// The revision that it must have; 0: not changed yet.
     pub expected_revision: Option<u64>,
 }
 

@@ -58,7 +58,7 @@ impl CallerName {
         Ok(Self(format!("certificate:{kind}={name}").into()))
     }
 
-    /// Whether nobody knows who it is.
+    /// Whether the caller is unknown.
     #[must_use]
     pub fn is_anonymous(&self) -> bool {
         &*self.0 == ANONYMOUS

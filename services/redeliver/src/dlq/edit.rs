@@ -140,7 +140,7 @@ fn seen(letter: &DeadLetter) -> Result<Bytes, CliError> {
     Ok(letter.content_hash.clone())
 }
 
-/// The value as somebody has changed it in an editor; `None` if it is the same.
+/// The value after the editor has closed; `None` if it is the same.
 async fn open_editor(letters: &DeadLetterClient, id: &str) -> Result<Option<Bytes>, CliError> {
     let mut payload = letters.payload(id).await?;
     let mut value = Vec::new();

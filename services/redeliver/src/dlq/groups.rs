@@ -97,7 +97,7 @@ struct MuteArgs {
     /// Why, for others; at most 1000 bytes
     #[arg(long, value_name = "TEXT")]
     why: String,
-    /// Until when, such as 2026-11-30T08:00:00Z (default: until somebody changes it); nothing tells that the time is over
+    /// Until when, such as 2026-11-30T08:00:00Z (default: indefinitely); its end is not reported
     #[arg(long, value_name = "TIME", value_parser = time)]
     until: Option<Timestamp>,
     #[command(flatten)]
@@ -118,7 +118,7 @@ struct ChangeArgs {
     /// The id of the group: 16 hexadecimal digits, as `redeliver dlq groups` prints it
     #[arg(value_name = "ID")]
     id: String,
-    /// Fail unless it has this revision; 0: nobody has changed it yet
+    /// Fail unless it has this revision; 0: not changed yet
     #[arg(long, value_name = "N")]
     expected_revision: Option<u64>,
     #[command(flatten)]
@@ -278,7 +278,7 @@ fn as_text(group: &Group) -> String {
     let topics: BTreeMap<_, _> = group.topics.iter().map(|of| (&of.topic, of.count)).collect();
     let topics = topics.iter().map(|(topic, count)| format!("{topic} {count}"));
     let trend: Vec<String> = group.trend.iter().map(u64::to_string).collect();
-    // Since when a group is regressed is not known: the last thing that somebody has decided is that it was resolved.
+    // Since when a group is regressed is not known: the last decision is that it was resolved.
     let (at, by) = match group.state() {
         GroupState::Regressed => ("resolved at", "resolved by"),
         _ => ("decided at", "decided by"),

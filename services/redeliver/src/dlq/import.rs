@@ -40,7 +40,7 @@ pub(super) struct ImportArgs {
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Contents {
     letters: Vec<(String, ContentHash)>,
-    /// How many lack a part, so that nobody knows whether they are the same now.
+    /// How many lack a part, so that they cannot be compared.
     partial: u64,
 }
 

@@ -427,7 +427,7 @@ pub(super) fn has_reason(error: &ClientError, expected: &str) -> bool {
 }
 
 impl RunArgs {
-    /// Refuses to start a job that nobody has confirmed.
+    /// Refuses to start an unconfirmed job.
     ///
     /// # Errors
     /// If stdin is no terminal, and neither `--yes` nor `--plan` is given.
