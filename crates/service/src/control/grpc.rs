@@ -193,7 +193,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_call_of_the_service_has_a_requirement() {
+    fn each_call_has_a_requirement() {
         for method in [
             "GetControl",
             "ListControls",

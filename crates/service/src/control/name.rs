@@ -114,7 +114,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_name_has_a_kind_and_reads_as_it_is_written() {
+    fn names_with_kinds_round_trip() {
         for text in [
             "app/sms",
             "app/a/b",
@@ -156,7 +156,7 @@ mod tests {
     }
 
     #[test]
-    fn scopes_name_an_application_by_its_name_and_everything_else_by_its_kind_too() {
+    fn only_applications_need_no_kind() {
         for (text, scope) in [
             ("app/sms", "sms"),
             ("pipeline/sms", "pipeline/sms"),

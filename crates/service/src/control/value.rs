@@ -479,7 +479,7 @@ mod tests {
     }
 
     #[test]
-    fn a_release_is_about_the_records_before_the_ends_of_one_topic() {
+    fn release_names_ends_of_one_topic() {
         let released = release(1, &[5, 0, 9]);
         let topic = |bits| Some(TopicId::from_bits(bits));
         for (id, partition, before) in [
@@ -496,7 +496,7 @@ mod tests {
     }
 
     #[test]
-    fn a_release_takes_nothing_back_of_an_earlier_one() {
+    fn release_keeps_earlier_releases() {
         let earlier = release(1, &[5, 3]);
         assert_eq!(release(1, &[4, 8]).and(Some(&earlier)), release(1, &[5, 8]));
         assert_eq!(release(1, &[9]).and(Some(&earlier)), release(1, &[9, 3]));
@@ -505,7 +505,7 @@ mod tests {
     }
 
     #[test]
-    fn values_of_pipelines_and_tiers_read_as_they_are_written() {
+    fn pipeline_and_tier_values_round_trip() {
         for run in [None, Some(Run::Running), Some(Run::Paused)] {
             for rate in [None, Some(RateLimit::Unlimited), Some(RateLimit::PerSecond(0.5))] {
                 let value = value_of(Desired::Pipeline(PipelineControl { run, rate }));
@@ -544,7 +544,7 @@ mod tests {
     }
 
     #[test]
-    fn a_value_reads_as_it_is_written() {
+    fn value_round_trips() {
         for run in [None, Some(Run::Running), Some(Run::Paused)] {
             for rate in [None, Some(RateLimit::Unlimited), Some(RateLimit::PerSecond(0.5))] {
                 let value = value(ApplicationControl { run, rate });
@@ -554,7 +554,7 @@ mod tests {
     }
 
     #[test]
-    fn what_this_version_does_not_know_is_told_apart() {
+    fn unknown_parts_are_told_apart() {
         let with = |change: fn(&mut v1::ControlRecord)| {
             let text = value(ApplicationControl::default()).encode();
             let mut record = v1::ControlRecord::decode(text).unwrap();

@@ -103,7 +103,7 @@ mod tests {
     }
 
     #[test]
-    fn only_a_dead_letter_that_is_written_after_the_resolution_makes_a_group_regressed() {
+    fn later_letter_makes_group_regressed() {
         let resolved = decision(Decided::Resolved, 100);
         for (last, expected) in [
             (None, GroupState::Resolved),
@@ -116,7 +116,7 @@ mod tests {
     }
 
     #[test]
-    fn a_group_is_muted_until_its_time_is_over() {
+    fn group_is_muted_until_its_end() {
         let (later, now) = (Some(at(1_000)), at(150));
         let muted = |until| decision(Decided::Muted(until), 100).state(later, now);
         assert_eq!(muted(None), GroupState::Muted);
@@ -137,7 +137,7 @@ mod tests {
         /// In whichever order dead letters are indexed, and whichever of them were removed, the state is the one that
         /// those which are left say.
         #[test]
-        fn the_state_depends_on_the_dead_letters_and_not_on_the_order_in_which_they_are_indexed(
+        fn state_ignores_order_of_indexing(
             decided in any_decided(),
             time in -50_i64..50,
             letters in prop::collection::vec(-50_i64..50, 0..10),

@@ -212,7 +212,7 @@ mod tests {
     }
 
     #[test]
-    fn a_value_reads_as_it_is_written() {
+    fn value_round_trips() {
         for decided in [
             Decided::Open,
             Decided::Resolved,
@@ -231,7 +231,7 @@ mod tests {
     }
 
     #[test]
-    fn what_this_version_does_not_know_is_told_apart() {
+    fn unknown_parts_are_told_apart() {
         let with = |change: fn(&mut v1::GroupRecord)| {
             let mut record = v1::GroupRecord::decode(value(Decided::Resolved).encode()).unwrap();
             change(&mut record);

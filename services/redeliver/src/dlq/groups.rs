@@ -365,7 +365,7 @@ mod tests {
     }
 
     #[test]
-    fn a_sparkline_shows_no_dead_letters_as_dots_and_few_as_the_lowest_bar() {
+    fn sparkline_shows_none_as_dots() {
         assert_eq!(sparkline(&[0, 0]), "··");
         assert_eq!(sparkline(&[0, 1, 100, 50, 200, u64::MAX / 2]), "·▁▁▁▁█");
         assert_eq!(sparkline(&[0, 1, 4, 8]), "·▁▄█");

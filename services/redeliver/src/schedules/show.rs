@@ -201,7 +201,7 @@ data, 2 bytes
     }
 
     #[test]
-    fn what_is_shown_in_json_can_be_read_again() {
+    fn shown_json_can_be_read() {
         let mut shown = schedule();
         let job = shown.spec.as_mut().unwrap().job.as_mut().unwrap();
         job.data = bytes::Bytes::from_static(b"{ \"n\": 1.50 }");

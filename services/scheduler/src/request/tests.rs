@@ -358,7 +358,7 @@ fn key_and_trace_are_inherited() {
 }
 
 #[test]
-fn commands_name_job_by_id_or_key() {
+fn commands_name_jobs() {
     let by_key = JobRef::Key {
         app: "sms".into(),
         key: "k".into(),

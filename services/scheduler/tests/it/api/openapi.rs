@@ -33,7 +33,7 @@ async fn documented(
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_document_contains_each_route_and_status() {
+async fn document_contains_routes_and_statuses() {
     let server = Server::start_with(|builder| builder.set("scheduler.token_file", "{dir}/token"));
     // The document needs no token.
     let document = server.get("/v1/openapi.json").await.is(200).body;
@@ -197,7 +197,7 @@ async fn the_document_contains_each_route_and_status() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_page_and_its_files_are_served_and_may_load_nothing_else() {
+async fn page_loads_only_its_files() {
     let server = Server::start();
     for (path, kind) in [
         ("/v1/docs", "text/html; charset=utf-8"),

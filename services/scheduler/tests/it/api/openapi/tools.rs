@@ -34,13 +34,13 @@ fn try_all(server: &Server) {
 
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "long"]
-async fn responses_are_those_of_the_document_for_many_random_requests() {
+async fn random_requests_get_documented_responses() {
     let server = Server::start();
     block_in_place(|| try_all(&server));
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_client_generated_from_the_document_works() {
+async fn generated_client_works() {
     let server = Server::start();
     let document = server.get("/v1/openapi.json").await.is(200).text;
     let scratch = Scratch::new("generated-client").unwrap();
