@@ -33,6 +33,8 @@ use serde::{Deserialize, Serialize};
 
 use line::{EndLine, FirstLine, LetterLine, Summary};
 
+use crate::error::ClientError;
+
 /// The version of the format.
 const VERSION: u32 = 1;
 /// The maximum size of a line in bytes. Brokers accept requests of 100 MiB by default, and JSON writes a byte as six characters at most.
@@ -100,8 +102,10 @@ impl Partial {
 
 impl ExportedDeadLetter {
     /// A dead letter that was listed with `full`. Its value is not complete if it is [truncated](DeadLetter::value_truncated).
-    #[must_use]
-    pub fn listed(letter: DeadLetter) -> Self {
+    ///
+    /// # Errors
+    /// [`ClientError::InvalidResponse`] if it has no position: the file could not be read again.
+    pub fn listed(letter: DeadLetter) -> Result<Self, ClientError> {
         let gap = |field: &str| match () {
             () if letter.payload_withheld != 0 => Some(Gap::Withheld),
             () if letter.is_masked(field) => Some(Gap::Masked),
@@ -116,7 +120,8 @@ impl ExportedDeadLetter {
                 .or(too_large(letter.headers_truncated)),
             value: gap("value"),
         };
-        Self {
+        let position = letter.position.clone();
+        Ok(Self {
             timestamp: letter.timestamp(),
             timestamp_type: match letter.timestamp_type() {
                 v1::TimestampType::Unspecified | v1::TimestampType::None => None,
@@ -125,22 +130,24 @@ impl ExportedDeadLetter {
             },
             state: letter.state(),
             headers: from_headers(&letter.headers),
-            position: letter.position.unwrap_or_default().into(),
+            position: position.ok_or(ClientError::InvalidResponse("position"))?.into(),
             group: Some(letter.group).filter(|group| !group.is_empty()),
             key: letter.key,
             value: letter.value,
             partial,
-        }
+        })
     }
 
     /// A dead letter that Kafka does not have any more.
-    #[must_use]
-    pub fn gone(letter: DeadLetter) -> Self {
-        let mut gone = Self::listed(letter);
+    ///
+    /// # Errors
+    /// As [`ExportedDeadLetter::listed`].
+    pub fn gone(letter: DeadLetter) -> Result<Self, ClientError> {
+        let mut gone = Self::listed(letter)?;
         gone.lose_value();
         gone.headers = Headers::new();
         gone.partial.headers = gone.partial.headers.or(Some(Gap::Gone));
-        gone
+        Ok(gone)
     }
 
     /// The hash of the record, as the inspector has it; `None` if a part is not that of the record.

@@ -201,6 +201,19 @@ impl JobClient {
 }
 
 fn answer_of(outcome: Outcome, job: Option<Job>) -> Result<Answer, ClientError> {
+    use Outcome::{AlreadyCancelled, AlreadyDispatched, Cancelled, Ended, Expired, Rescheduled, Unknown};
+    let answers = [
+        Cancelled,
+        Rescheduled,
+        AlreadyDispatched,
+        AlreadyCancelled,
+        Expired,
+        Ended,
+        Unknown,
+    ];
+    if !answers.contains(&outcome) {
+        return Err(ClientError::InvalidResponse("outcome"));
+    }
     Ok(Answer {
         outcome,
         id: job.as_ref().map(|job| id(&job.id)).transpose()?,
@@ -266,5 +279,7 @@ mod tests {
         };
         let error = answer_of(Outcome::Cancelled, Some(job)).unwrap_err();
         assert!(matches!(error, ClientError::InvalidResponse("id")), "{error}");
+        let error = answer_of(Outcome::Scheduled, None).unwrap_err();
+        assert!(matches!(error, ClientError::InvalidResponse("outcome")), "{error}");
     }
 }

@@ -13,8 +13,8 @@
 //! | [`AuditClient`] | lists who has changed or seen what over gRPC |
 //!
 //! Requests and answers are the [`messages`] of the protocol, and `proto/redeliver/v1` documents their fields. A text that is not set is empty. A value of
-//! an enumeration is read with the function of its name, such as `letter.state()`; one of a newer version is the default value, and each has a
-//! [name](messages::DeadLetterState::name). [`convert`] has functions for times, durations and headers.
+//! an enumeration is read with the function of its name, such as `letter.state()`; one of a newer version is the default value. Those that commands show have
+//! a [name](messages::DeadLetterState::name). [`convert`] has functions for times, durations and headers.
 //!
 //! Schedule a job, and list the dead letters of a pipeline:
 //!

@@ -8,7 +8,7 @@ macro_rules! names {
         const ENUMERATIONS: &[(&str, Option<&str>, &str)] = &[$(($prefix, $unknown, $separator)),*];
 
         $(impl v1::$enumeration {
-            /// The name in lower case; `None` if nothing is set.
+            /// The name in lower case; `None` if the value means that nothing is set.
             #[must_use]
             pub fn name(self) -> Option<String> {
                 of(self.as_str_name())

@@ -314,8 +314,8 @@ fn print_answer(named: &ChangedJob<'_>, format: Format, answer: &Answer) {
                 Outcome::AlreadyCancelled => format!("job {id} was already cancelled{ended}"),
                 Outcome::Expired => format!("job {id} expired{ended}"),
                 Outcome::Ended => format!("job {id} has ended and is no longer kept"),
-                Outcome::Unknown => named.unknown(),
-                _ => format!("the scheduler has answered about job {id} what this version does not know"),
+                // The client returns no other outcome.
+                _ => named.unknown(),
             }
         },
         || {
@@ -350,7 +350,7 @@ fn stats_text(stats: &Stats) -> String {
     ]);
     let most = stats.per_minute.iter().copied().max().unwrap_or(0).max(1);
     let bar = |count: u64| {
-        let length = (count * BAR).div_ceil(most);
+        let length = (u128::from(count) * u128::from(BAR)).div_ceil(most.into());
         "█".repeat(usize::try_from(length).unwrap_or(0))
     };
     let minutes = stats

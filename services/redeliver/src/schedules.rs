@@ -362,7 +362,7 @@ async fn resume(config: &Config, args: &ResumeArgs) -> Result<ExitCode, CliError
     };
     let resumed = client.resume(request).await;
     let resumed = resumed.map_err(|error| failure(id, error))?;
-    let schedule = resumed.schedule.unwrap_or_default();
+    let schedule = resumed.schedule.ok_or(ClientError::InvalidResponse("schedule"))?;
     print_item(
         output.format,
         || format!("{}\n{}", as_text(&schedule), skipped(resumed.skipped)),

@@ -8,7 +8,7 @@ use redeliver_client::messages::{
     GetWaitingStatsRequest, ListWaitingRequest, ScanProgress, WaitingCounts, WaitingCoverage, WaitingFilter,
     WaitingPlace, WaitingRecord,
 };
-use redeliver_client::{Timestamp, WaitingClient};
+use redeliver_client::{ClientError, Timestamp, WaitingClient};
 use redeliver_core::HumanDuration;
 use serde_json::json;
 
@@ -159,7 +159,7 @@ async fn list(client: &WaitingClient, args: &ListArgs) -> Result<ExitCode, CliEr
     };
     let list = with_progress(async |progress| client.list(request, progress).await).await?;
     let (records, matching) = (&list.records, list.matching);
-    let coverage = list.coverage.unwrap_or_default();
+    let coverage = list.coverage.ok_or(ClientError::InvalidResponse("coverage"))?;
     match args.output.format {
         Format::Json => print_json(json!({
             "records": records.iter().map(object).collect::<Vec<_>>(),
@@ -183,10 +183,11 @@ async fn stats(client: &WaitingClient, args: &StatsArgs) -> Result<ExitCode, Cli
         filter: args.filter.filter(),
     };
     let mut stats = with_progress(async |progress| client.stats(request, progress).await).await?;
-    let coverage = stats.coverage.unwrap_or_default();
+    let coverage = stats.coverage.ok_or(ClientError::InvalidResponse("coverage"))?;
+    let total = stats.total.ok_or(ClientError::InvalidResponse("total"))?;
     match args.output.format {
         Format::Json => print_json(json!({
-            "total": object(&stats.total.unwrap_or_default()),
+            "total": object(&total),
             "places": stats.places.iter().map(place_json).collect::<Vec<_>>(),
             "coverage": object(&coverage),
         })),
@@ -196,7 +197,7 @@ async fn stats(client: &WaitingClient, args: &StatsArgs) -> Result<ExitCode, Cli
                 .extend((format == Format::Table).then(|| WaitingPlace {
                     pipeline: "(all)".to_owned(),
                     place: String::new(),
-                    counts: stats.total,
+                    counts: Some(total),
                 }));
             print_items(format, &PLACES, &stats.places, place_json);
         }

@@ -133,7 +133,7 @@ impl<'a> Export<'a> {
                 completeness = Some(page.completeness.unwrap_or_default());
             }
             for letter in page.gone {
-                self.add(&mut writer, &ExportedDeadLetter::gone(letter))
+                self.add(&mut writer, &ExportedDeadLetter::gone(letter)?)
                     .map_err(writing)?;
             }
             for letter in page.dead_letters {
@@ -180,13 +180,13 @@ impl<'a> Export<'a> {
     async fn whole(&mut self, letter: DeadLetter) -> Result<ExportedDeadLetter, CliError> {
         let client = self.client;
         if !letter.value_truncated {
-            return Ok(ExportedDeadLetter::listed(letter));
+            return Ok(ExportedDeadLetter::listed(letter)?);
         }
         let timeout = self.timeout;
         let value = self
             .repeated(async || read_value(client, &letter, timeout).await)
             .await?;
-        let mut exported = ExportedDeadLetter::listed(letter);
+        let mut exported = ExportedDeadLetter::listed(letter)?;
         match value {
             Some((value, is_masked)) => {
                 exported.value = Some(value);

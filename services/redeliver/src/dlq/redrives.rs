@@ -386,6 +386,9 @@ pub(super) async fn execute(
 
 /// Refuses a job of another kind: an inspector that does not compare requests returns one that had the same `--request-id`.
 fn check_kind(job: &Redrive, wanted: RedriveKind) -> Result<(), CliError> {
+    if job.state() == RedriveState::Unspecified {
+        return Err(unknown_state(job));
+    }
     if job.kind() == wanted {
         return Ok(());
     }
@@ -457,6 +460,14 @@ fn name(kind: RedriveKind) -> String {
     kind.name().unwrap_or_default()
 }
 
+/// A newer inspector may have states of which this version does not know whether the job goes on.
+fn unknown_state(job: &Redrive) -> CliError {
+    CliError::failed(format_args!(
+        "the inspector has returned `{}` in a state that this version does not know; upgrade redeliver",
+        job.id
+    ))
+}
+
 /// Whether nothing happens any more.
 fn has_ended(job: &Redrive) -> bool {
     use RedriveState::{Paused, Planned, Running};
@@ -485,6 +496,9 @@ async fn wait(client: &RedriveClient, id: &str, format: Format) -> Result<Redriv
             }
         };
         outage.ends();
+        if job.state() == RedriveState::Unspecified {
+            return Err(unknown_state(&job));
+        }
         progress.set_total(job.total.into());
         if job.problem != problem {
             problem.clone_from(&job.problem);

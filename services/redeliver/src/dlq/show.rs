@@ -144,7 +144,7 @@ const OPTIONAL: [&str; 5] = [
 
 pub(crate) fn as_json(letter: &DeadLetter) -> Json {
     let mut object = object(letter);
-    let position = letter.position.clone().unwrap_or_default();
+    let position = letter.position.as_ref();
     let origin = letter.origin.as_ref().map(|origin| {
         json!({
             "topic": origin.topic,
@@ -154,9 +154,9 @@ pub(crate) fn as_json(letter: &DeadLetter) -> Json {
         })
     });
     for (name, value) in [
-        ("topic", json!(position.topic)),
-        ("partition", json!(position.partition)),
-        ("offset", json!(position.offset)),
+        ("topic", json!(position.map(|position| &position.topic))),
+        ("partition", json!(position.map(|position| position.partition))),
+        ("offset", json!(position.map(|position| position.offset))),
         ("origin", json!(origin)),
         ("dead_at", json!(letter.timestamp().text())),
         ("payload_withheld", json!(is_withheld(letter))),

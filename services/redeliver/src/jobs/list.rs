@@ -11,7 +11,7 @@ use std::collections::HashMap;
 use std::process::ExitCode;
 
 use clap::Args;
-use redeliver_client::convert::{from_state, time, to_timestamp};
+use redeliver_client::convert::{from_state, time, time_of_record};
 use redeliver_client::messages::{Job, JobRecord};
 use redeliver_client::{JobId, Timestamp};
 use redeliver_core::job::JobState;
@@ -239,14 +239,14 @@ impl Jobs {
 
 /// A job of the state topic.
 fn job(id: JobId, record: JobRecord) -> Job {
-    let time = |millis| to_timestamp(Timestamp::from_millis(millis));
+    let time = |millis| time_of_record(Timestamp::from_millis(millis));
     Job {
         id: id.to_string(),
         app: record.app,
         state: record.state,
         priority: record.priority,
-        scheduled_time: Some(time(record.due_ms)),
-        ended_at: record.ended_ms.map(time),
+        scheduled_time: time(record.due_ms),
+        ended_at: record.ended_ms.and_then(time),
         revision: record.revision,
         idempotency_key: record.idempotency_key,
         topic: record.topic,
