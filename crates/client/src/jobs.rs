@@ -280,6 +280,9 @@ mod tests {
         let error = answer_of(Outcome::Cancelled, Some(job)).unwrap_err();
         assert!(matches!(error, ClientError::InvalidResponse("id")), "{error}");
         let error = answer_of(Outcome::Scheduled, None).unwrap_err();
-        assert!(matches!(error, ClientError::InvalidResponse("outcome")), "{error}");
+        assert!(
+            matches!(error, ClientError::InvalidResponse("outcome")),
+            "{error}"
+        );
     }
 }

@@ -150,6 +150,14 @@ impl ExclusiveWriter {
                 reader::partitions(&self.settings, other).map_err(Failed::reading)?;
             }
         }
+        // Otherwise the commit would time out, and its outcome be unknown.
+        if Instant::now() >= deadline {
+            return Err(Failed::At {
+                step: "reading the topic",
+                source: "timed out".into(),
+                is_permanent: true,
+            });
+        }
         producer.begin_transaction().map_err(at("beginning"))?;
         for output in &outputs {
             let mut record = BaseRecord::<[u8], [u8]>::to(&output.topic);

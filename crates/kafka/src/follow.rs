@@ -21,7 +21,7 @@ use crate::credentials::Renewal;
 use crate::processor::Waker;
 pub use crate::reader::Event;
 use crate::reader::{
-    At, CALL, Partition, ReadError, Reader, TopicClient, Until, kafka, offsets, partition_count,
+    self, At, CALL, Judge, Partition, ReadError, Reader, TopicClient, Until, kafka, offsets, partition_count,
 };
 use crate::recovery::error_code;
 use crate::shared_prefetch::SharedPrefetch;
@@ -68,10 +68,14 @@ impl Follower {
     /// # Errors
     /// If the client cannot be created from its configuration.
     pub fn new(settings: &KafkaSettings, waker: Waker) -> Result<Self, ReadError> {
+        // For offsets that retention has deleted. If the topic was created again, the caller notices it by the offsets.
+        Self::with(settings, waker, "earliest", judge)
+    }
+
+    fn with(settings: &KafkaSettings, waker: Waker, reset: &str, judge: Judge) -> Result<Self, ReadError> {
         let renewal = Renewal::new(settings, "follower");
         let mut config = settings.reader("read_committed");
-        // For offsets that retention has deleted. If the topic was created again, the caller notices it by the offsets.
-        config.set("auto.offset.reset", "earliest");
+        config.set("auto.offset.reset", reset);
         // The broker answers at once when there are records; without any, longer waits save requests. The embedded broker always waits.
         if !settings.properties.contains_key("fetch.wait.max.ms") && !settings.takes_all_partitions {
             config.set("fetch.wait.max.ms", "500");
@@ -92,12 +96,12 @@ impl Follower {
         })
     }
 
-    /// Creates a follower of all partitions of these topics. Blocks.
+    /// Creates a follower of all partitions of these topics, which fails at an offset that is out of range. Blocks.
     ///
     /// # Errors
     /// If the broker does not answer or a topic is missing.
     pub fn of_topics(settings: &KafkaSettings, topics: &[Arc<str>], from: Origin) -> Result<Self, ReadError> {
-        let mut follower = Self::new(settings, Waker::new())?;
+        let mut follower = Self::with(settings, Waker::new(), "error", reader::judge)?;
         let consumer = follower.reader.consumer();
         let mut partitions = Vec::new();
         for topic in topics {

@@ -26,7 +26,7 @@ pub use error::ReadError;
 pub(crate) use error::{admin, is_unknown, kafka};
 pub(crate) use offsets::{At, CALL, TopicPartition, offset, offsets, request};
 pub use partitions::Event;
-pub(crate) use partitions::{Partition, Reader, Until};
+pub(crate) use partitions::{Judge, Partition, Reader, Until};
 pub use topics::{TopicClient, partitions};
 pub(crate) use topics::{client, partition_count};
 
@@ -182,6 +182,12 @@ impl TopicReader {
             Some(id) => drop(self.ids.insert(topic.to_owned(), id)),
             None => drop(self.ids.remove(topic)),
         }
+    }
+
+    /// What [`TopicReader::expect_id`] was given.
+    #[must_use]
+    pub fn expected_id(&self, topic: &str) -> Option<TopicId> {
+        self.ids.get(topic).copied()
     }
 
     /// Compares the topics with what [`TopicReader::expect_id`] says about them.
@@ -340,8 +346,9 @@ impl TopicReader {
                 partition.until = ends.get(&partition.key()).copied().map(until);
             }
             let read = self.reader.open().and_then(|()| self.read_open(deadline, visit));
-            self.reader.close()?;
+            let closed = self.reader.close();
             read?;
+            closed?;
         }
         self.check_ids()
     }
@@ -460,7 +467,7 @@ fn leader_config(settings: &KafkaSettings, isolation: &str) -> ClientSettings {
 }
 
 /// Returns permanent errors. The client recovers from others by itself.
-fn judge(error: KafkaError) -> Result<Option<RDKafkaErrorCode>, ReadError> {
+pub(crate) fn judge(error: KafkaError) -> Result<Option<RDKafkaErrorCode>, ReadError> {
     if is_transient(&error) {
         tracing::debug!(%error, "consumer error");
         Ok(None)

@@ -52,10 +52,11 @@ fn http(request: &Request) -> Span {
         "GET" | "HEAD" | "POST" | "PUT" | "DELETE" | "PATCH" | "OPTIONS"
     );
     let method = if known { request.method().as_str() } else { OTHER };
+    // The router matches the verb of `/v1/schedules/{id}:pause` as a segment of its own.
     let route = request
         .extensions()
         .get::<MatchedPath>()
-        .map_or(OTHER, MatchedPath::as_str);
+        .map_or_else(|| OTHER.to_owned(), |path| path.as_str().replace("}/:", "}:"));
     info_span!(
         target: TRACE_TARGET,
         parent: None,

@@ -402,8 +402,12 @@ impl<S: State> Follower<S> {
             None => {
                 let known = self.progress.known();
                 let (mut reader, state) = read_after(known.as_ref(), &self.topic.kafka, topic)?;
-                // Without an id that the broker would tell, each change would read the whole topic: the next look asks again.
-                let id = reader.topics().id(topic)?;
+                // A reader that continues expects the id with which it does. Without an id that the broker would tell, each change would read
+                // the whole topic: the next look asks again.
+                let id = match reader.expected_id(topic) {
+                    Some(id) => Some(id),
+                    None => reader.topics().id(topic)?,
+                };
                 reader.expect_id(topic, id);
                 (session.insert(Session { reader, id }), state)
             }

@@ -83,8 +83,13 @@ pub(crate) fn offsets<C: ConsumerContext>(
     at: At,
     deadline: Instant,
 ) -> Result<BTreeMap<TopicPartition, i64>, ReadError> {
+    // A broker may have to read old segments to find a time.
+    let timeout = match at {
+        At::Time(_) => CALL,
+        At::Beginning | At::End => CALL / 5,
+    };
     loop {
-        let failures = match request(consumer, partitions, at, CALL / 5) {
+        let failures = match request(consumer, partitions, at, timeout) {
             Ok(found) if found.failures.is_empty() => return Ok(found.offsets),
             Ok(found) => found.failures,
             Err(error) => partitions

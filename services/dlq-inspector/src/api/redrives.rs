@@ -210,7 +210,11 @@ impl Api {
             self.redrives.jobs.wait_applied(is_known).await;
         }
         let jobs = self.jobs()?;
-        if let Some(problem) = jobs.problem(id) {
+        // A job of a newer version can be read, but not changed.
+        if let Some(problem) = jobs
+            .problem(id)
+            .filter(|problem| !matches!(problem, Problem::Newer))
+        {
             let text = unknown_format(&problem);
             return Err(status(
                 Code::FailedPrecondition,

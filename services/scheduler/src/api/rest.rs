@@ -96,9 +96,19 @@ fn not_allowed() -> Problem {
 /// which axum 0.8 pins, has no suffixes of parameters.) Ids contain no colon.
 pub(crate) async fn split_verb(mut request: Request) -> Request {
     const SCHEDULES: &str = "/v1/schedules/";
+    const VERBS: [&str; 3] = ["pause", "resume", "trigger"];
     let uri = request.uri();
     let segment = uri.path().strip_prefix(SCHEDULES);
-    if let Some((id, verb)) = segment.and_then(|segment| segment.split_once(':')) {
+    let split = segment.and_then(|segment| {
+        VERBS.into_iter().find_map(|verb| {
+            let rest = segment.strip_suffix(verb)?;
+            let id = [":", "%3A", "%3a"]
+                .into_iter()
+                .find_map(|colon| rest.strip_suffix(colon))?;
+            Some((id, verb))
+        })
+    });
+    if let Some((id, verb)) = split {
         let query = uri.query().map_or_else(String::new, |query| format!("?{query}"));
         let path = format!("{SCHEDULES}{id}/:{verb}{query}").parse();
         let mut parts = uri.clone().into_parts();
@@ -181,13 +191,20 @@ async fn schedule_batch<I: Index>(
         let failure = Field("idempotencyKey").malformed(Format::Json, problem);
         return Err(RequestError::from(failure).into());
     }
-    let batch: BatchRequest<'_> = serde_json::from_slice(&body).map_err(|error| {
+    let not_batch = |problem: &str| {
+        let problem = bounded_text(problem, 200);
         let failure = Failure::malformed(
             "request.json",
-            format!("not a batch `{{\"jobs\": [...]}}`: {error}"),
+            format!("not a batch `{{\"jobs\": [...]}}`: {problem}"),
         );
         RequestError::from(failure)
-    })?;
+    };
+    // An array would be read as the values of the fields.
+    if !body.trim_ascii_start().starts_with(b"{") {
+        return Err(not_batch("it does not begin with `{`").into());
+    }
+    let batch: BatchRequest<'_> =
+        serde_json::from_slice(&body).map_err(|error| not_batch(&error.to_string()))?;
     jobs.check_batch(&caller, batch.jobs.len(), Format::Json)?;
     let read = |job: &RawValue| read_spec(&body.slice_ref(job.get().as_bytes()), &jobs);
     let specs = batch.jobs.into_iter().map(read).collect();

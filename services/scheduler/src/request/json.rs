@@ -20,7 +20,6 @@ use redeliver_proto::v1;
 use serde::de::value::MapAccessDeserializer;
 use serde::de::{Deserializer, Error as _, IntoDeserializer as _, MapAccess, SeqAccess, Visitor};
 use serde::{Deserialize, de};
-use serde_json::error::Category;
 use serde_json::value::RawValue;
 use utoipa::ToSchema;
 
@@ -72,7 +71,8 @@ fn parse<'a, T: Deserialize<'a>>(value: &'a [u8]) -> Result<T, Failure> {
         return Err(invalid_json("it does not begin with `{`"));
     }
     serde_json::from_str(text).map_err(|error| {
-        if error.classify() != Category::Data {
+        // Serde calls some invalid values errors of syntax, such as half of a surrogate pair.
+        if let Err(error) = serde_json::from_str::<&RawValue>(text) {
             return invalid_json(error);
         }
         // To know where takes time, so only an invalid object is parsed in this way.
@@ -100,11 +100,16 @@ fn invalid_value(path: &str, message: &str) -> Failure {
     let message = message
         .rsplit_once(" at line ")
         .map_or(message, |(message, _)| message);
-    if path.starts_with("headers") {
+    if path == "headers" || path.starts_with("headers.") || path.starts_with("headers[") {
+        // Values of headers can be secret.
+        let kind = match message.starts_with("invalid ") {
+            true => message.split(['"', '`']).next().unwrap_or_default(),
+            false => message,
+        };
         let problem = format!(
             "are invalid at `{}` ({}); write an object of names and strings, or an array of objects with `name` and `value`",
             bounded_text(path, SHOWN),
-            bounded_text(message, 2 * SHOWN)
+            bounded_text(kind.trim_end(), 2 * SHOWN)
         );
         return invalid(Field("headers"), &problem);
     }

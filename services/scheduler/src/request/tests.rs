@@ -199,6 +199,11 @@ fn invalid_fields_are_named() {
         "priority":"low" | scheduledTime | is missing; set it, or set `delay`
         "delay":"5s","scheduledTime":"2025-12-01T10:00:00Z" | scheduledTime | set one of the two
         "scheduleTime":"x" | unknownField | unknown field `scheduleTime`, did you mean `scheduledTime`?
+        "headersBase64":{} | unknownField | unknown field `headersBase64`
+        "key":"\ud800" | key | hex escape
+        "delay":1e999 | delay | out of range
+        "headers":"Bearer secret" | headers | are invalid at `headers` (invalid type: string);
+        "headers":{"pin":1234} | headers | are invalid at `headers.pin` (invalid type: integer);
         "tenant":"x" | unknownField | unknown field `tenant`; expected one of appName
         "delay":"1s","delay":"1s" | delay | appears more than once
         "key":null,"key":null | key | appears more than once
@@ -320,13 +325,13 @@ fn headers_are_object_or_array() {
     }
     const WRONG: &str = r#"
         {"a":"1","a":"2"} | `a` is repeated, which only an array allows
-        {"a":1} | at `headers.a` (invalid type: integer `1`, expected a string)
-        7 | expected an object or an array
+        {"a":1} | at `headers.a` (invalid type: integer)
+        7 | are invalid at `headers` (invalid type: integer)
         [{"name":"a","value":"1","more":1}] | at `headers[0].more` (unknown field `more`
         [{"value":"1"}] | at `headers[0]` (missing field `name`); write an object of names and strings
         [{"name":"a","valueBase64":"AA=="}] | an item is invalid
         ["a"] | an item is invalid
-        [["a","1"]] | expected an object with `name` and `value`
+        [["a","1"]] | are invalid at `headers[0]`
         {"":"x"} | without a name
         {"process-after":"x"} | `process-after`, which is reserved
         {"job-id":"x"} | `job-id`

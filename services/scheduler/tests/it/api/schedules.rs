@@ -109,7 +109,7 @@ async fn manage_over_rest(server: &Server) {
         ("paused", &2.into())
     );
     assert!(paused.body.get("nextDueTime").is_none());
-    let again = post(server, "/v1/schedules/yearly:pause", "").await.is(200);
+    let again = post(server, "/v1/schedules/yearly%3Apause", "").await.is(200);
     assert_eq!(again.body["revision"], 2);
     let triggered = post(server, "/v1/schedules/yearly:trigger", "{}").await.is(200);
     let job = triggered.text_of("jobId");
@@ -268,7 +268,7 @@ async fn reject_invalid_definitions(server: &Server) {
             .problem(status, code, says);
     }
     for (path, status, code) in [
-        ("/v1/schedules/a:pauze", 404, "path"),
+        ("/v1/schedules/a:pauze", 405, "method"),
         ("/v1/schedules/a", 405, "method"),
     ] {
         post(server, path, "{}").await.problem(status, code, "");
