@@ -715,12 +715,16 @@ mod tests {
 
     #[test]
     fn another_kind_of_job_is_refused() {
-        let job = Redrive {
+        let mut job = Redrive {
             kind: RedriveKind::Redrive.into(),
+            state: RedriveState::Planned.into(),
             ..Redrive::default()
         };
         assert!(check_kind(&job, RedriveKind::Redrive).is_ok());
         assert!(check_kind(&job, RedriveKind::Discard).is_err());
+        // That of a newer inspector.
+        job.state = 99;
+        assert!(check_kind(&job, RedriveKind::Redrive).is_err());
     }
 
     #[test]
