@@ -71,13 +71,10 @@ impl Shard {
                 jobs.insert(cursor, job);
             }
         }
-        for (flow, part) in &parts.flows {
-            self.load_flow(flow, found.remove(flow).unwrap_or_default());
-            self.look_ahead.loaded(flow, part.to);
-        }
         for (flow, jobs) in found {
             self.load_flow(&flow, jobs);
         }
+        self.look_ahead.end_load();
     }
 
     /// Moves jobs of one flow to the window, up to the first one for which there is no room.

@@ -81,14 +81,21 @@ struct Entry {
     cursor: Option<Cursor>,
     /// How far the scan in progress reads the flow. `None`: it does not, or the position has moved since.
     scanned_until: Option<Timestamp>,
-    /// The first job that has been found missing in the window since the last load began. What is being loaded ends before it.
-    missing: Option<Cursor>,
     /// [`WindowRoom::departures`] when the next job did not fit. Before others leave the window, another scan would be in vain.
     refused_at: Option<u64>,
     parked: Option<Parked>,
 }
 
 impl Entry {
+    /// Moves the position, and returns what is before the new one.
+    fn advance(&mut self, to: Cursor) -> Part {
+        self.refused_at = None;
+        Part {
+            after: self.cursor.replace(to),
+            to,
+        }
+    }
+
     /// Whether there is enough room for a scan.
     fn has_room(&self, flow: &Flow, room: &impl WindowRoom, worthwhile: usize) -> bool {
         let is_in_vain = self.refused_at == Some(room.departures());
@@ -157,16 +164,12 @@ impl LookAhead {
         if let Some(parked) = self.flows.get_mut(flow).and_then(|entry| entry.parked.as_mut()) {
             parked.first = parked.first.min(cursor.due);
         }
-        let has_passed = self.has_passed(flow, cursor);
-        if has_passed {
+        if self.has_passed(flow, cursor) {
             let entry = self.entry(flow);
             entry.cursor = Some(cursor.before());
             entry.scanned_until = None;
             // Another job is the next one.
             entry.refused_at = None;
-        }
-        if let Some(entry) = self.flows.get_mut(flow) {
-            entry.missing = Some(entry.missing.map_or(cursor, |missing| missing.min(cursor)));
         }
     }
 
@@ -175,7 +178,6 @@ impl LookAhead {
         self.flows.entry(flow.clone()).or_insert(Entry {
             cursor,
             scanned_until: None,
-            missing: None,
             refused_at: None,
             parked: None,
         })
@@ -271,8 +273,8 @@ impl LookAhead {
         self.scan
     }
 
-    /// Begins to load the result of the scan in progress. `others` are flows whose jobs the index may not contain yet. From here on, a part of a flow is loaded with [`LookAhead::loaded`], and a
-    /// job of another flow that is not in the window must be passed to [`LookAhead::rewind`].
+    /// Begins to load the result of the scan in progress, and moves the positions behind it. `others` are flows whose jobs the index may not contain yet. Each job
+    /// of the parts that does not get into the window must be passed to [`LookAhead::rewind`].
     pub(super) fn begin_load(
         &mut self,
         scan: &Scan<ScannedJob>,
@@ -280,9 +282,6 @@ impl LookAhead {
         now: Timestamp,
     ) -> Option<Parts> {
         let until = self.scan.take()?;
-        for entry in self.flows.values_mut() {
-            entry.missing = None;
-        }
         let mut flows = HashMap::new();
         for FlowScan {
             flow,
@@ -316,9 +315,7 @@ impl LookAhead {
                 last => last.map(|row| row.cursor).filter(|_| scanned_until.is_some()),
             };
             if let Some(to) = to.filter(|to| Some(*to) > entry.cursor) {
-                let after = entry.cursor;
-                entry.refused_at = None;
-                flows.insert(flow.clone(), Part { after, to });
+                flows.insert(flow.clone(), entry.advance(to));
             }
         }
         let found: HashSet<&Flow> = scan.flows.iter().map(|found| &found.flow).collect();
@@ -328,9 +325,7 @@ impl LookAhead {
                 entry.parked = None;
             }
             if let Some(until) = entry.scanned_until.take() {
-                let (after, to) = (entry.cursor, Cursor::end_of(until));
-                entry.refused_at = None;
-                flows.insert(flow.clone(), Part { after, to });
+                flows.insert(flow.clone(), entry.advance(Cursor::end_of(until)));
             }
         }
         let others = Part {
@@ -357,19 +352,11 @@ impl LookAhead {
         }
     }
 
-    /// A part of a flow is loaded up to this position, except for jobs that were reported as missing meanwhile.
-    pub(super) fn loaded(&mut self, flow: &Flow, to: Cursor) {
-        let Some(entry) = self.flows.get_mut(flow) else {
-            return;
-        };
-        let to = entry
-            .missing
-            .take()
-            .map_or(to, |missing| to.min(missing.before()));
-        entry.cursor = entry.cursor.max(Some(to));
-        if entry.parked.is_none() && entry.cursor >= self.base {
-            self.flows.remove(flow);
-        }
+    /// Ends the load. Flows that have been read as far as all others need no entry any more.
+    pub(super) fn end_load(&mut self) {
+        let base = self.base;
+        self.flows
+            .retain(|_, entry| entry.parked.is_some() || entry.cursor < base);
     }
 }
 
