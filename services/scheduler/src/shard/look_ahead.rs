@@ -19,6 +19,7 @@ use redeliver_core::{Timestamp, mutant};
 use crate::index::{Cursor, FlowPosition, FlowScan, Scan, ScanRequest};
 use crate::index_messages::ScannedJob;
 use crate::job::Flow;
+use crate::window::Window;
 
 /// The maximum number and size of jobs per scan.
 const MAX_JOBS: usize = 5_000;
@@ -49,20 +50,6 @@ pub(super) enum Release {
     Until(Timestamp),
 }
 
-/// How many jobs fit into the window, in units of small jobs.
-pub(crate) trait WindowRoom {
-    /// Whether the flow has jobs there.
-    fn contains(&self, flow: &Flow) -> bool;
-    /// A number that changes when jobs leave the window.
-    fn departures(&self) -> u64;
-    /// More jobs of this flow.
-    fn of(&self, flow: &Flow) -> usize;
-    /// Jobs of a flow that has none there.
-    fn of_new_flow(&self) -> usize;
-    /// A scan reads a flow only if there is room for so many jobs.
-    fn worthwhile(&self) -> usize;
-}
-
 /// The position of the look-ahead in each flow.
 #[derive(Debug, Default)]
 pub(super) struct LookAhead {
@@ -81,7 +68,7 @@ struct Entry {
     cursor: Option<Cursor>,
     /// How far the scan in progress reads the flow. `None`: it does not, or the position has moved since.
     scanned_until: Option<Timestamp>,
-    /// [`WindowRoom::departures`] when the next job did not fit. Before others leave the window, another scan would be in vain.
+    /// [`Window::departures`] when the next job did not fit. Before others leave the window, another scan would be in vain.
     refused_at: Option<u64>,
     parked: Option<Parked>,
 }
@@ -97,10 +84,32 @@ impl Entry {
     }
 
     /// Whether there is enough room for a scan.
-    fn has_room(&self, flow: &Flow, room: &impl WindowRoom, worthwhile: usize) -> bool {
-        let is_in_vain = self.refused_at == Some(room.departures());
-        let is_worthwhile = !room.contains(flow) || room.of(flow) >= worthwhile;
+    fn has_room(&self, flow: &Flow, window: &Window, worthwhile: usize) -> bool {
+        let is_in_vain = self.refused_at == Some(window.departures());
+        let is_worthwhile = !window.contains_flow(flow) || window.room_for(flow) >= worthwhile;
         !is_in_vain && is_worthwhile
+    }
+
+    /// Which jobs can be read now. Checks the obstacle of a parked flow from time to time.
+    fn release(&mut self, now: Timestamp, release: &impl Fn(&Obstacle) -> Release) -> Release {
+        let Some(parked) = &mut self.parked else {
+            return Release::All;
+        };
+        // The clock may have been set back.
+        if now < parked.next_check && parked.next_check <= now.after(CHECK_INTERVAL) {
+            return Release::Nothing;
+        }
+        match release(&parked.obstacle) {
+            Release::All => {
+                self.parked = None;
+                Release::All
+            }
+            Release::Until(due) if parked.first <= due => Release::Until(due),
+            Release::Until(_) | Release::Nothing => {
+                parked.next_check = now.after(CHECK_INTERVAL);
+                Release::Nothing
+            }
+        }
     }
 }
 
@@ -206,19 +215,19 @@ impl LookAhead {
         counts
     }
 
-    /// The next scan: of the jobs that are due within `window`, as far as there is room for them.
+    /// The next scan: of the jobs that are due within this time, as far as there is room for them.
     pub(super) fn request(
         &mut self,
         now: Timestamp,
-        window: Duration,
-        room: &impl WindowRoom,
+        ahead: Duration,
+        window: &Window,
         release: impl Fn(&Obstacle) -> Release,
     ) -> Option<ScanRequest> {
         if self.scan.is_some() {
             return None;
         }
-        let (until, horizon) = (now.after(window), now.after(window * 3 / 4));
-        let worthwhile = room.worthwhile();
+        let (until, horizon) = (now.after(ahead), now.after(ahead * 3 / 4));
+        let worthwhile = window.worthwhile_room();
         let is_behind =
             |cursor: Option<Cursor>, due: Timestamp| cursor.is_none_or(|cursor| cursor.due <= due);
         let mut is_needed = is_behind(self.base, horizon);
@@ -229,7 +238,7 @@ impl LookAhead {
                 Release::Nothing => None,
             };
             entry.scanned_until = released.filter(|until| {
-                Some(Cursor::end_of(*until)) > entry.cursor && entry.has_room(flow, room, worthwhile)
+                Some(Cursor::end_of(*until)) > entry.cursor && entry.has_room(flow, window, worthwhile)
             });
             is_needed |= entry
                 .scanned_until
@@ -246,7 +255,7 @@ impl LookAhead {
                 Some(until) => FlowPosition::After {
                     cursor: entry.cursor,
                     until,
-                    jobs: room.of(flow).clamp(1, (MAX_JOBS / wanting.max(1)).max(1)),
+                    jobs: window.room_for(flow).clamp(1, (MAX_JOBS / wanting.max(1)).max(1)),
                 },
                 None => FlowPosition::CountOnly,
             };
@@ -256,7 +265,9 @@ impl LookAhead {
             until,
             now,
             after: self.base,
-            jobs_per_flow: room.of_new_flow().clamp(1, (MAX_JOBS / (wanting + 1)).max(1)),
+            jobs_per_flow: window
+                .room_for_new_flow()
+                .clamp(1, (MAX_JOBS / (wanting + 1)).max(1)),
             positions: positions.collect(),
             jobs: MAX_JOBS,
             bytes: MAX_BYTES,
@@ -345,10 +356,10 @@ impl LookAhead {
     }
 
     /// Takes note of the first job of a flow for which there is no room.
-    pub(super) fn lacks_room(&mut self, flow: &Flow, first: Cursor, room: &impl WindowRoom) {
+    pub(super) fn lacks_room(&mut self, flow: &Flow, first: Cursor, window: &Window) {
         self.rewind(flow, first);
         if let Some(entry) = self.flows.get_mut(flow) {
-            entry.refused_at = Some(room.departures());
+            entry.refused_at = Some(window.departures());
         }
     }
 
@@ -357,29 +368,5 @@ impl LookAhead {
         let base = self.base;
         self.flows
             .retain(|_, entry| entry.parked.is_some() || entry.cursor < base);
-    }
-}
-
-impl Entry {
-    /// Which jobs can be read now. Checks the obstacle of a parked flow from time to time.
-    fn release(&mut self, now: Timestamp, release: &impl Fn(&Obstacle) -> Release) -> Release {
-        let Some(parked) = &mut self.parked else {
-            return Release::All;
-        };
-        // The clock may have been set back.
-        if now < parked.next_check && parked.next_check <= now.after(CHECK_INTERVAL) {
-            return Release::Nothing;
-        }
-        match release(&parked.obstacle) {
-            Release::All => {
-                self.parked = None;
-                Release::All
-            }
-            Release::Until(due) if parked.first <= due => Release::Until(due),
-            Release::Until(_) | Release::Nothing => {
-                parked.next_check = now.after(CHECK_INTERVAL);
-                Release::Nothing
-            }
-        }
     }
 }
