@@ -59,7 +59,7 @@ impl Shard {
             }
         }
         for scanned in scan.flows {
-            let Some(part) = parts.flows.get(&scanned.flow) else {
+            let Some(part) = self.look_ahead.part_of(&parts, &scanned.flow) else {
                 continue;
             };
             for ScannedJob { cursor, job } in scanned.rows {

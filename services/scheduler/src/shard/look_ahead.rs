@@ -127,7 +127,7 @@ struct Parked {
 /// What a scan has read.
 #[derive(Debug)]
 pub(super) struct Parts {
-    pub(super) flows: HashMap<Flow, Part>,
+    flows: HashMap<Flow, Part>,
     /// Of all flows without an entry.
     others: Part,
 }
@@ -136,9 +136,9 @@ pub(super) struct Parts {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Part {
     /// The jobs after this position ...
-    pub(super) after: Option<Cursor>,
+    after: Option<Cursor>,
     /// ... up to this one.
-    pub(super) to: Cursor,
+    to: Cursor,
 }
 
 impl Part {
@@ -157,15 +157,10 @@ impl LookAhead {
         Some(cursor) <= self.cursor_of(flow)
     }
 
-    /// Whether nothing of the flow before this position is still to be read.
+    /// Whether nothing of the flow before this position is still to be read. False for a parked flow.
     pub(super) fn is_next(&self, flow: &Flow, cursor: Cursor) -> bool {
-        self.flows
-            .get(flow)
-            .is_none_or(|entry| Some(cursor) <= entry.cursor)
-    }
-
-    pub(super) fn is_parked(&self, flow: &Flow) -> bool {
-        self.flows.get(flow).is_some_and(|entry| entry.parked.is_some())
+        let entry = self.flows.get(flow);
+        entry.is_none_or(|entry| entry.parked.is_none() && Some(cursor) <= entry.cursor)
     }
 
     /// Takes note that a job at this position is not in the window. It is read again.
