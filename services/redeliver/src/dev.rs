@@ -117,7 +117,7 @@ async fn run(args: DevArgs) -> anyhow::Result<()> {
     shutdown::on_signals(stop.clone())?;
     let start = Start::new(Arc::new(config), stop.clone(), listener);
     let mut host = Host::new("redeliver-dev", start);
-    host.kafka.takes_all_partitions = true;
+    host.kafka.is_embedded = true;
     let kafka = host.kafka.clone();
     redeliver_enricher::mount(&mut host).await?;
     redeliver_retry_tier::mount(&mut host).await?;
