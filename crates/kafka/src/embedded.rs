@@ -135,3 +135,26 @@ fn keep_awake(brokers: &str, done: &AtomicBool) {
         thread::park_timeout(Duration::from_millis(5));
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use super::EmbeddedBroker;
+    use crate::client::KafkaSettings;
+    use crate::survey::Surveyor;
+
+    #[test]
+    fn only_descriptions_of_topics_are_known() {
+        let topic: Arc<str> = "described".into();
+        let broker = EmbeddedBroker::start(&[(topic.to_string(), 2)]).unwrap();
+        let surveyor = Surveyor::new(&KafkaSettings::new(broker.brokers(), "test")).unwrap();
+        let topics = surveyor.topics(|_| true).unwrap();
+        assert_eq!((topics.len(), topics[0].partitions.len()), (1, 2), "{topics:?}");
+        assert!(topics[0].id.is_some(), "{topics:?}");
+        assert!(surveyor.writable(&[&topic]).unwrap().is_empty());
+        let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+        let limits = runtime.block_on(surveyor.max_message_bytes(&[topic]));
+        assert!(limits.unwrap().is_empty());
+    }
+}
