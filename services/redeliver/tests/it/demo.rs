@@ -89,10 +89,7 @@ fn commands_work(demo: &Process, config: &str, json: &dyn Fn(&[&str]) -> Value) 
     // Offsets are committed after the transaction here.
     eventually("nothing is lost or doubled", DEADLINE, || {
         let mut command = binary("redeliver");
-        command
-            .env_clear()
-            .env("REDELIVER_CONFIG", config)
-            .arg("audit");
+        command.env_clear().env("REDELIVER_CONFIG", config).arg("audit");
         let printed = run(command);
         match printed.code {
             Some(0) => Ok(()),
