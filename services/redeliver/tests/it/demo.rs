@@ -60,7 +60,7 @@ fn demonstration_ends_without_reader() {
 }
 
 /// Goes through the commands that need more of Kafka than to read and to write: descriptions, committed offsets, offsets by time.
-fn commands_work(demo: &Process, config: &str, json: &dyn Fn(&[&str]) -> Value) {
+fn commands_work(demo: &mut Process, config: &str, json: &dyn Fn(&[&str]) -> Value) {
     // What this broker does not tell is not known.
     let checked = cli(&["topics", "check"], config);
     let untold = "could not be checked because this broker does not tell the configuration of topics";
@@ -207,7 +207,7 @@ fn demonstration_shows_all_services() {
         .map(|(_, sentence)| sentence.split(',').next().unwrap_or_default())
         .collect();
     assert_eq!(mine, ["scheduled", "dispatched", "enriched"], "{output}");
-    commands_work(&demo, config, &json);
+    commands_work(&mut demo, config, &json);
 
     demo.interrupt();
     assert_eq!(demo.wait(DEADLINE).code(), Some(0));
