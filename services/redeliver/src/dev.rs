@@ -93,7 +93,6 @@ async fn run(args: DevArgs) -> anyhow::Result<()> {
         scheduler: jobs_api.local_addr()?,
         inspector: inspector.local_addr()?,
     };
-    drop(inspector);
     let topics = all_topics(&Config::from_yaml(&addresses.config(&args.log))?).topics;
     let topics = topics
         .into_iter()
@@ -124,7 +123,7 @@ async fn run(args: DevArgs) -> anyhow::Result<()> {
     let jobs = MemoryIndex::default().with_max_ended(host.config.scheduler.max_ended as usize);
     redeliver_scheduler::mount(&mut host, jobs.clone()).await?;
     redeliver_scheduler::api::mount(&mut host, jobs, jobs_api).await?;
-    redeliver_dlq_inspector::mount(&mut host)?;
+    redeliver_dlq_inspector::mount(&mut host, inspector)?;
 
     let totals = Arc::new(Mutex::new(Totals::default()));
     let pipeline = host.config.pipelines[PIPELINE].pipeline(PIPELINE, &host.config.scheduler);
