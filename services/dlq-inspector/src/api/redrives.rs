@@ -42,7 +42,7 @@ const MAX_ID: usize = 32;
 #[derive(Clone)]
 pub(crate) struct Redrives {
     pub(crate) jobs: Replica<Jobs>,
-    pub(crate) writer: Writer<Jobs>,
+    pub(crate) writer: Writer<ChangeRequest>,
     pub(crate) audit: AuditLog,
     pub(crate) destinations: Arc<Destinations>,
     /// Tells what the destinations accept.
