@@ -56,8 +56,6 @@ pub(crate) struct Executor {
     jobs: Option<Jobs>,
     /// The end of what `jobs` were loaded from.
     loaded_to: i64,
-    /// Records that the lane has read before the jobs were loaded.
-    early: Vec<Record>,
     completed: Vec<(AssignmentId, i64)>,
     ready: Option<Step>,
     writing: Option<Writing>,
@@ -154,7 +152,6 @@ impl Executor {
             is_asked: false,
             jobs: None,
             loaded_to: 0,
-            early: Vec::new(),
             completed: Vec::new(),
             ready: None,
             writing: None,
@@ -177,7 +174,6 @@ impl Executor {
         self.is_asked = false;
         self.owner = None;
         self.jobs = None;
-        self.early.clear();
         self.completed.clear();
         self.ready = None;
         self.writing = None;
@@ -206,12 +202,7 @@ impl Executor {
             }
             self.is_asked = false;
             match answer {
-                Answer::Loaded(mut jobs, end) => {
-                    for record in self.early.drain(..) {
-                        if record.position.offset >= end {
-                            jobs.apply_of_callers(&record);
-                        }
-                    }
+                Answer::Loaded(jobs, end) => {
                     tracing::info!("this inspector executes redrives now");
                     self.jobs = Some(jobs);
                     self.loaded_to = end;
@@ -511,24 +502,19 @@ impl Processor for Executor {
     }
 
     fn capacity(&self, _assignment: AssignmentId) -> usize {
-        let held = if self.jobs.is_some() {
-            self.completed.len()
-        } else {
-            self.early.len()
-        };
-        CAPACITY.saturating_sub(held)
+        // Until the jobs are loaded, nobody knows which records follow them.
+        let loaded = self.jobs.as_ref();
+        loaded.map_or(0, |_| CAPACITY.saturating_sub(self.completed.len()))
     }
 
     fn accept(&mut self, assignment: AssignmentId, record: Record, _now: Timestamp) {
-        if self.owner != Some(assignment) {
+        let Some(jobs) = self.jobs.as_mut().filter(|_| self.owner == Some(assignment)) else {
             return;
-        }
+        };
         self.completed.push((assignment, record.position.offset));
-        match &mut self.jobs {
-            Some(jobs) if record.position.offset >= self.loaded_to => jobs.apply_of_callers(&record),
-            // It was read already, maybe followed by newer ones. The group may have committed nothing yet.
-            Some(_) => {}
-            None => self.early.push(record),
+        // Earlier ones were read already, maybe followed by newer ones. The group may have committed nothing yet.
+        if record.position.offset >= self.loaded_to {
+            jobs.apply_of_callers(&record);
         }
     }
 

@@ -33,8 +33,6 @@ use crate::ledger::{self, Update};
 use crate::shared::SharedState;
 use crate::waiting::scans::Scans;
 
-/// The time between two requests for the id of the ledger after one has failed.
-const IDS_PAUSE: Duration = Duration::from_secs(60);
 /// How long reading the topics from their beginning may take.
 const LOAD_TIMEOUT: Duration = Duration::from_secs(120);
 /// How long reading what is new may take.
@@ -144,7 +142,6 @@ pub(crate) struct Source {
 struct Known {
     ledger: Option<Ledger>,
     ledger_partitions: LedgerPartitions,
-    ledger_ids: LedgerIds,
     lookup: Option<Lookup>,
     /// Reads payloads that were left out. Another client, so that the first one goes on fetching dead letters.
     origins: Option<Lookup>,
@@ -244,29 +241,6 @@ impl LedgerPartitions {
     }
 }
 
-/// Asks for the id of the ledger.
-#[derive(Debug, Default)]
-struct LedgerIds {
-    failed_at: Option<Instant>,
-}
-
-impl LedgerIds {
-    /// The id; `None` if it is unknown. A broker that tells no ids does not keep anybody from reading, and one that does not answer is not asked
-    /// again for a minute.
-    fn ask(&mut self, topics: &TopicClient, now: Instant) -> Option<TopicId> {
-        let is_recent = |at: Instant| now.saturating_duration_since(at) < IDS_PAUSE;
-        if self.failed_at.is_some_and(is_recent) {
-            return None;
-        }
-        let asked = topics.id(ledger::TOPIC);
-        self.failed_at = asked.is_err().then_some(now);
-        asked.unwrap_or_else(|error| {
-            tracing::debug!(error = error_chain(&error), "cannot read the id of the ledger");
-            None
-        })
-    }
-}
-
 /// The ledger, read to its end.
 struct Ledger {
     /// The topic; `None` if its id is unknown.
@@ -317,7 +291,7 @@ impl Source {
                 let (mut reader, mut jobs) = self.jobs.reader(&self.kafka, topic)?;
                 reader.read_to_end(LOAD_TIMEOUT, |record| jobs.apply(&record))?;
                 let end = reader.position(topic, 0).unwrap_or(0);
-                known.ledger = Some(self.load_ledger(&mut known.ledger_partitions, &mut known.ledger_ids)?);
+                known.ledger = Some(self.load_ledger(&mut known.ledger_partitions)?);
                 Ok(Some(Answer::Loaded(jobs, end)))
             }
             Request::Try {
@@ -358,11 +332,11 @@ impl Source {
         }
     }
 
-    fn load_ledger(&self, known: &mut LedgerPartitions, ids: &mut LedgerIds) -> Result<Ledger, ReadError> {
+    fn load_ledger(&self, known: &mut LedgerPartitions) -> Result<Ledger, ReadError> {
         let mut states = LedgerStates::default();
         let topic: Arc<str> = ledger::TOPIC.into();
         let mut reader = TopicReader::new(&self.kafka, std::slice::from_ref(&topic))?;
-        let id = ids.ask(reader.topics(), Instant::now());
+        let id = reader.topics().known_id(ledger::TOPIC);
         reader.expect_partitions(&topic, known.expected(id));
         reader.expect_id(ledger::TOPIC, id);
         read_ledger(&mut reader, &mut states, LOAD_TIMEOUT)?;
@@ -374,12 +348,12 @@ impl Source {
     fn read_on<'k>(&self, known: &'k mut Known) -> Result<&'k mut Ledger, Problem> {
         let ledger = known.ledger.as_mut().ok_or(Problem::NotLoaded)?;
         // An id that was unknown can be that of another topic.
-        let id = known.ledger_ids.ask(ledger.reader.topics(), Instant::now());
+        let id = ledger.reader.topics().known_id(ledger::TOPIC);
         if id.is_some() && ledger.id != id {
             if ledger.id.is_some() {
                 tracing::warn!("the ledger was deleted and created again; reading it from the beginning");
             }
-            *ledger = self.load_ledger(&mut known.ledger_partitions, &mut known.ledger_ids)?;
+            *ledger = self.load_ledger(&mut known.ledger_partitions)?;
             return Ok(ledger);
         }
         // The last step may have written to a new partition.
