@@ -30,8 +30,8 @@ use crate::redrive::job::{self, CHUNK, Item, Job};
 use crate::redrive::jobs::{Entry, Jobs, Problem};
 use crate::redrive::pace::waits_until;
 use crate::redrive::record::Destinations;
+use crate::redrive::returns::{count_returned, returning_to};
 use crate::redrive::room::MAX_EDIT_BYTES;
-use crate::redrive::source::{count_returned, returning_to};
 
 use visible::{hide_topics, sees, sees_destination};
 

@@ -1,7 +1,7 @@
 //! The processor of the lane whose owner executes the jobs.
 //!
 //! The lane reads the topic of jobs, and writes steps: transactions with everything that a step does and the position of the group, which only the
-//! owner of the partition can commit. One step is decided at a time, after the one before it was committed. While it is written, the source reads the records of
+//! owner of the partition can commit. One step is decided at a time, after the one before it was committed. While it is written, the decider reads the records of
 //! the step that is probably the next one. The jobs take turns: a step that cannot be decided or written is tried again later, while others go on.
 
 use std::collections::{BTreeSet, HashMap};
@@ -18,11 +18,11 @@ use redeliver_runtime::trace_context::span_context;
 use redeliver_service::audit::AuditLog;
 use tracing::{Span, info_span};
 
+use super::decider::{Answer, Request};
 use super::job::{self, Job, Outcome, Progress, Skip};
 use super::jobs::{Entry, Jobs};
 use super::pace::{self, Memory, Next, Take};
 use super::removal::{self, Removals};
-use super::source::{Answer, Request};
 use super::step::{Step, Written};
 use crate::metrics::Metrics;
 
@@ -378,7 +378,7 @@ impl Executor {
         self.ask(request);
     }
 
-    /// Lets the source read the records of the next step, while this one is written.
+    /// Lets the decider read the records of the next step, while this one is written.
     fn read_ahead(&mut self, now: Timestamp) {
         let (Some(jobs), Some(Writing { step, written, .. })) = (&self.jobs, &self.writing) else {
             return;
@@ -415,7 +415,7 @@ impl Executor {
                 items,
                 denied,
             };
-            // It has no answer. Full: the source is busy with previous requests.
+            // It has no answer. Full: the decider is busy with previous requests.
             let _ = self.requests.try_send((self.number, request));
         }
     }
@@ -561,7 +561,7 @@ impl Processor for Executor {
             return true;
         }
         // One of the topics that each step writes to, such as the ledger. The rest of the batch is written without the step: if the batch were dropped, the
-        // lane would read the topic of jobs again, and the source the whole ledger, for each attempt.
+        // lane would read the topic of jobs again, and the decider the whole ledger, for each attempt.
         if let Some(writing) = self.writing.take() {
             batch.outputs.truncate(writing.first);
             batch.follow_up = None;
