@@ -1,7 +1,7 @@
 //! Changes of documents. No change can overlap another one, see [`redeliver_kafka::exclusive`].
 //!
-//! A process makes all changes that wait in one transaction, one after the other: each transaction takes as long as another one, and those of several
-//! processes fence each other.
+//! A process makes all waiting changes in one transaction, deciding one after the other: a transaction takes about the same time for any number of
+//! changes, and those of several processes fence each other.
 
 use std::collections::HashMap;
 use std::fmt::Debug;
@@ -179,7 +179,7 @@ impl<C: Change> Writer<C> {
                 written.await
             }
         };
-        let panicked = "the thread that has made it with others has panicked";
+        let panicked = "the thread that made it with others has panicked";
         let changed = written.unwrap_or_else(|_| Err(ChangeError::Unconfirmed(panicked.to_owned())))?;
         if let Some(document) = &changed.document {
             let is_applied = |state: &C::State| {
@@ -215,10 +215,11 @@ impl<C: Change> Shared<C> {
         };
         let decide = |mut tail: Tail<C::State>| {
             let mut outputs = Vec::new();
-            let results = batch.iter();
-            let results =
-                results.map(|Waiting { change, id, .. }| tail.decide(change, *id, &self.topic, &mut outputs));
-            (results.collect::<Vec<_>>(), outputs)
+            let mut results = Vec::with_capacity(batch.len());
+            for Waiting { change, id, .. } in &batch {
+                results.push(tail.decide(change, *id, &self.topic, &mut outputs));
+            }
+            (results, outputs)
         };
         match self.writer.write(CHANGE_TIMEOUT, read, decide) {
             Ok(results) => {
