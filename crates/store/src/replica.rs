@@ -266,16 +266,10 @@ impl ReplicaMetrics {
                 ),
                 &metrics.readable,
             ),
-            (
-                "values",
-                format!("Known values of the {topic}"),
-                &metrics.values,
-            ),
+            ("values", format!("Known values of the {topic}"), &metrics.values),
             (
                 "problems",
-                format!(
-                    "Unknown or unreadable values of the {topic}, even if only in part"
-                ),
+                format!("Unknown or unreadable values of the {topic}, even if only in part"),
                 &metrics.problems,
             ),
             (

@@ -193,11 +193,7 @@ impl Metrics {
             "Clients that watch dead letters",
             metrics.watchers.clone(),
         );
-        registry.register(
-            "dlq_scans",
-            "Scans in progress",
-            metrics.scans.clone(),
-        );
+        registry.register("dlq_scans", "Scans in progress", metrics.scans.clone());
         registry.register(
             "dlq_scanned_offsets",
             "Offsets read by scans",
