@@ -166,7 +166,7 @@ impl LaneFamilies {
         );
         registry.register(
             "lane_lag",
-            "Incomplete records of an assigned partition; an upper bound, because unread offsets include transaction markers",
+            "Incomplete records of an assigned partition; an upper bound, which includes transaction markers",
             families.lag.clone(),
         );
         registry.register(

@@ -179,7 +179,7 @@ impl Metrics {
         }
         registry.register(
             "dlq_schema_fetches",
-            "Fetches of schemas, by outcome: ok, missing, unusable, refused (URL or credentials), unavailable",
+            "Fetches of schemas, by outcome: ok, missing, unusable, refused, unavailable",
             metrics.schema_fetches.clone(),
         );
         registry.register_with_unit(

@@ -157,7 +157,7 @@ pub async fn mount<I: Index>(host: &mut Host, index: I, listener: Listener) -> a
     let metrics = LimitMetrics::register(
         &mut host.registry(),
         "scheduler_api_limited",
-        "Connections and requests refused by limits of the API: body_timeout, connections, host, rate, request_bytes, write_timeout",
+        "Connections and requests refused by limits of the API",
         &["host", "rate", "request_bytes"],
     );
     let unrecorded = Counter::default();

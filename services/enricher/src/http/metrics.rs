@@ -44,7 +44,7 @@ impl HttpFamilies {
         let families = Self::default();
         registry.register(
             "http_calls",
-            "Calls, by status (above 599: other) or error: timeout, connect, closed, invalid-response, content-encoding, response-too-large",
+            "Calls, by status (above 599: other) or error, such as timeout and connect",
             families.calls.clone(),
         );
         registry.register(
