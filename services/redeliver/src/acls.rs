@@ -42,7 +42,7 @@ struct RenderArgs {
     /// Name of the Kafka user, without `User:`
     #[arg(long, value_name = "NAME", default_value = "redeliver", value_parser = user_name)]
     user: String,
-    /// Only for these programs: scheduler, retry-tier, enricher, worker (with custom handlers), dlq-inspector, redeliver (this CLI)
+    /// Only for these programs: scheduler, retry-tier, enricher, worker, dlq-inspector, redeliver (default: all)
     #[arg(
         long,
         value_enum,
@@ -51,8 +51,7 @@ struct RenderArgs {
         hide_possible_values = true
     )]
     programs: Vec<Program>,
-    /// Permit only transactional ids of instances with these prefixes; an instance is `instance` of the configuration, or the name of the
-    /// pod (default: all)
+    /// Permit only transactional ids of instances with these prefixes, such as names of pods (default: all)
     #[arg(long, value_name = "PREFIX", value_delimiter = ',', value_parser = instance_prefix)]
     instances: Vec<String>,
     /// Name of Strimzi's Kafka object; for --format strimzi

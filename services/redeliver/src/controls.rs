@@ -101,8 +101,7 @@ struct ChangeArgs {
 struct ServerArgs {
     #[command(flatten)]
     common: CommonArgs,
-    /// URL of a scheduler or an inspector; overrides REDELIVER_SCHEDULER and REDELIVER_DLQ (default: scheduler.listen, or
-    /// dlq_inspector.listen if there are no applications)
+    /// URL of a scheduler or an inspector; overrides REDELIVER_SCHEDULER and REDELIVER_DLQ (default: from the configuration)
     #[arg(long, value_name = "URL", help_heading = CONNECTION)]
     server: Option<String>,
     #[arg(long, hide = true, env = "REDELIVER_SCHEDULER", hide_env = true)]

@@ -78,7 +78,7 @@ pub(super) struct RunArgs {
     /// Reason for the audit log, at most 1000 bytes
     #[arg(long, value_name = "TEXT", default_value = "", hide_default_value = true)]
     pub(super) why: String,
-    /// Idempotency key: a repeated command with the same text continues with the same job; a different command is refused
+    /// Idempotency key: a repeated command with the same text continues with the same job
     #[arg(long, value_name = "TEXT", default_value = "", hide_default_value = true)]
     pub(super) request_id: String,
     /// Only plan; `redeliver dlq redrives start` starts the job
@@ -99,8 +99,7 @@ pub(super) struct RunArgs {
 /// Where records are written, and which.
 #[derive(Args)]
 pub(super) struct WishArgs {
-    /// Topic to write to: a topic of the pipeline, or one of dlq_inspector.redrive.destinations (default: the return topic of the pipeline,
-    /// or the original topic)
+    /// Topic of the pipeline or of dlq_inspector.redrive.destinations (default: the return topic, or the original topic)
     #[arg(long, value_name = "TOPIC", default_value = "", hide_default_value = true)]
     pub(super) destination: String,
     /// Include records that came back dlq_inspector.redrive.max_count times
