@@ -6,6 +6,8 @@ mod connection;
 mod controls;
 mod dev;
 mod dlq;
+#[cfg(test)]
+mod documented;
 mod jobs;
 mod output;
 mod pages;
