@@ -27,7 +27,7 @@ pub(crate) struct AclsArgs {
 enum Verb {
     /// Print commands or objects that grant a Kafka user the necessary permissions
     #[command(
-        after_help = "Examples:\n  redeliver acls render --format script --user redeliver-tier --programs retry-tier\n  redeliver acls render --format iam-policy --cluster-arn ARN"
+        after_help = "Examples:\n  redeliver acls render --format script --user redeliver-tier --programs retry-tier\n  redeliver acls render --format iam-policy --cluster-arn arn:aws:kafka:REGION:ACCOUNT:cluster/NAME/UUID"
     )]
     Render(RenderArgs),
 }

@@ -59,7 +59,8 @@ fn examples_of_help_are_valid() {
     let examples = examples(&Args::command());
     assert!(examples.len() > 30, "{examples:?}");
     for example in examples {
-        assert!(error(&example).is_none(), "{example}: {:?}", error(&example));
+        let error = error(&example).map(|error| error.to_string());
+        assert_eq!(error, None, "{example}");
     }
 }
 
@@ -78,7 +79,8 @@ fn commands_of_docs_are_valid() {
             if number % 2 == 1 {
                 for line in commands(part.lines()) {
                     count += 1;
-                    assert!(error(&line).is_none(), "{page}: {line}: {:?}", error(&line));
+                    let error = error(&line).map(|error| error.to_string());
+                    assert_eq!(error, None, "{page}: {line}");
                 }
                 continue;
             }
@@ -87,7 +89,8 @@ fn commands_of_docs_are_valid() {
                 count += 1;
                 let unknown = [ErrorKind::UnknownArgument, ErrorKind::InvalidSubcommand];
                 let unknown = error(&line).filter(|error| unknown.contains(&error.kind()));
-                assert!(unknown.is_none(), "{page}: {line}: {unknown:?}");
+                let unknown = unknown.map(|error| error.to_string());
+                assert_eq!(unknown, None, "{page}: {line}");
             }
         }
     }
