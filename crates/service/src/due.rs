@@ -152,7 +152,7 @@ impl<L: EncodeLabelSet + Clone + Ord + Send + Sync + 'static> Collector for Inne
             metric.encode_family(labels)?.encode_gauge(&waiting.due_at(now))?;
         }
         let name = format!("{}_overdue", self.prefix);
-        let help = "Time since the earliest due time that is not released, else 0";
+        let help = "Time since the earliest due time that is not released; 0 if nothing is due";
         let mut metric = encoder.encode_descriptor(&name, help, Some(&Unit::Seconds), MetricType::Gauge)?;
         for (labels, waiting) in &waiting {
             let seconds = waiting.overdue_seconds(now);
