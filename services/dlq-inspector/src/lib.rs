@@ -164,7 +164,7 @@ pub fn mount(host: &mut Host, listener: Listener) -> anyhow::Result<()> {
     let limits = LimitMetrics::register(
         &mut host.registry(),
         "dlq_api_limited",
-        "Connections and calls of the inspector's API that a limit has refused: answer_bytes (no memory for an answer), body_timeout, connections, write_timeout",
+        "Connections and calls refused by limits of the API; answer_bytes: no memory for an answer",
         &["answer_bytes"],
     );
     let part = host.health.part("dlq-index");
