@@ -77,7 +77,10 @@ pub fn queues(config: &Config, kafka: &KafkaSettings, existing: &BTreeSet<String
         };
         let mut own = pipeline.worker_topics(existing.contains(&*pipeline.due_topic()));
         let due = own.split_off(usize::from(!pipeline.retired));
-        read.extend(own.into_iter().map(|topic| queue(topic, TopicRole::Source, &worker)));
+        read.extend(
+            own.into_iter()
+                .map(|topic| queue(topic, TopicRole::Source, &worker)),
+        );
         for &tier in pipeline.policy.tiers() {
             let group = retry_tier_group(&kafka.id_prefix, tier);
             read.push(queue(pipeline.tier_topic(tier), TopicRole::Tier(tier), &group));
@@ -171,10 +174,18 @@ mod tests {
             .map(|queue| {
                 let pipeline = queue.pipeline.as_deref().unwrap_or("-");
                 let known = if queue.is_configured { "" } else { " unknown" };
-                format!("{pipeline}{known} {} {:?} {}", queue.topic, queue.role, queue.group)
+                format!(
+                    "{pipeline}{known} {} {:?} {}",
+                    queue.topic, queue.role, queue.group
+                )
             })
             .collect();
-        let tier = |seconds| format!("{:?}", TopicRole::Tier(redeliver_core::HumanDuration::from_secs(seconds)));
+        let tier = |seconds| {
+            format!(
+                "{:?}",
+                TopicRole::Tier(redeliver_core::HumanDuration::from_secs(seconds))
+            )
+        };
         let (five, long) = (tier(5), tier(540));
         assert_eq!(
             texts,

@@ -142,8 +142,12 @@ impl Status {
         let mut text = match &self.queues {
             Ok(queues) => {
                 let mut text = table(&columns, queues.iter().map(|queue| queue.row(now)));
-                for queue in queues.iter().filter(|queue| !queue.waiting.unreachable.is_empty()) {
-                    let partitions: Vec<String> = queue.waiting.unreachable.iter().map(i32::to_string).collect();
+                for queue in queues
+                    .iter()
+                    .filter(|queue| !queue.waiting.unreachable.is_empty())
+                {
+                    let partitions: Vec<String> =
+                        queue.waiting.unreachable.iter().map(i32::to_string).collect();
                     let _ = write!(
                         text,
                         "\n{}: records may be missing in the counts, since the leaders of these partitions do not answer: {}",

@@ -160,7 +160,12 @@ fn limit(field: &str, limit: u32, (default, max): (u32, u32)) -> Result<usize, S
     match limit {
         0 => Ok(default as usize),
         limit if limit <= max => Ok(limit as usize),
-        _ => Err(invalid(field, format!("must be at most {max}"), "SELECTION_INVALID", [])),
+        _ => Err(invalid(
+            field,
+            format!("must be at most {max}"),
+            "SELECTION_INVALID",
+            [],
+        )),
     }
 }
 
@@ -171,9 +176,16 @@ async fn first(receiver: &mut Receiver, stop: &CancellationToken) -> Result<Arc<
         () = stop.cancelled() => return Err(shutting_down()),
     };
     match known {
-        Ok(known) => known.map(|known| known.clone()).ok().flatten().ok_or_else(shutting_down),
+        Ok(known) => known
+            .map(|known| known.clone())
+            .ok()
+            .flatten()
+            .ok_or_else(shutting_down),
         Err(_) => {
-            let text = format!("a survey takes more than {} s; retry later", FIRST_TIMEOUT.as_secs());
+            let text = format!(
+                "a survey takes more than {} s; retry later",
+                FIRST_TIMEOUT.as_secs()
+            );
             Err(status(Code::Unavailable, text, "OVERVIEW_UNAVAILABLE", []))
         }
     }

@@ -74,15 +74,22 @@ impl History {
             let mut missing = BTreeMap::new();
             for topic in needed.filter(|topic| topics.lacks(topic)) {
                 let before = self.missing.get(topic);
-                let noted = before.map_or(Missing { since: at, surveys: 1 }, |before| Missing {
-                    surveys: before.surveys.saturating_add(1),
-                    ..*before
-                });
+                let noted = before.map_or(
+                    Missing {
+                        since: at,
+                        surveys: 1,
+                    },
+                    |before| Missing {
+                        surveys: before.surveys.saturating_add(1),
+                        ..*before
+                    },
+                );
                 missing.insert(topic.clone(), noted);
             }
             self.missing = missing;
         }
-        self.incomplete.retain(|part, _| survey.incomplete.contains_key(part));
+        self.incomplete
+            .retain(|part, _| survey.incomplete.contains_key(part));
         for part in survey.incomplete.keys() {
             self.incomplete.entry(*part).or_insert(at);
         }
@@ -132,9 +139,8 @@ impl Changes<'_> {
 
     /// Whether more records wait in a topic than before.
     pub(crate) fn waits_more(&self, pipeline: &str, topic: &str) -> Option<bool> {
-        let records = |reading: Option<&Arc<Reading>>| {
-            Some(reading?.of_topic(pipeline, topic)?.backlog.records)
-        };
+        let records =
+            |reading: Option<&Arc<Reading>>| Some(reading?.of_topic(pipeline, topic)?.backlog.records);
         let before = self.before.waiting.as_ref();
         Some(records(self.now.waiting.as_ref())? > records(before)?)
     }

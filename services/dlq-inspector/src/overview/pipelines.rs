@@ -32,7 +32,9 @@ impl Pipelines {
         let (mut outputs, mut shared_outputs) = (BTreeSet::new(), BTreeSet::new());
         for pipeline in &list {
             let own: BTreeSet<&Arc<str>> = pipeline.output.iter().chain(&pipeline.other_outputs).collect();
-            let again = own.into_iter().filter(|output| !outputs.insert((*output).clone()));
+            let again = own
+                .into_iter()
+                .filter(|output| !outputs.insert((*output).clone()));
             shared_outputs.extend(again.cloned());
         }
         let topics = list.iter().flat_map(Pipeline::topics);
@@ -75,7 +77,10 @@ pub(crate) fn rows(pipelines: &Pipelines, survey: &Survey, history: &History) ->
                 queues.map(Vec::as_slice).unwrap_or_default()
             });
             let waiting = places(pipeline, queues, survey);
-            let due = queues.into_iter().flatten().filter_map(|(_, waiting)| waiting.earliest());
+            let due = queues
+                .into_iter()
+                .flatten()
+                .filter_map(|(_, waiting)| waiting.earliest());
             let next_due = due.min().and_then(time_of_record);
             let letters = pipeline.dead_letter_topic();
             let topics = pipeline.topics().into_iter().map(|(topic, _)| topic);

@@ -120,7 +120,12 @@ impl Surveyor {
                 let problem = "the ledger cannot be read";
                 incomplete.insert(v1::OverviewPart::DeadLetters, problem);
             }
-            Some(letters) if letters.completeness.as_of.is_none_or(|as_of| at.since(as_of) > MAX_AGE) => {
+            Some(letters)
+                if letters
+                    .completeness
+                    .as_of
+                    .is_none_or(|as_of| at.since(as_of) > MAX_AGE) =>
+            {
                 let problem = "the index is more than 30 seconds old";
                 incomplete.insert(v1::OverviewPart::DeadLetters, problem);
             }
@@ -197,14 +202,20 @@ impl Surveyor {
         let Some((began, reading)) = &mut self.reading else {
             return;
         };
-        let patience = if self.waiting.is_none() { FIRST_READING } else { READING };
+        let patience = if self.waiting.is_none() {
+            FIRST_READING
+        } else {
+            READING
+        };
         let Ok(read) = timeout(patience, reading).await else {
             return;
         };
         self.next_reading = Instant::now() + (began.elapsed() * PAUSE).min(MAX_INTERVAL);
         self.reading = None;
         // It panics only if it has a defect, and is cancelled only at the end of the process.
-        let read = read.ok().and_then(|read| self.known(read, "cannot read what waits for the overview"));
+        let read = read
+            .ok()
+            .and_then(|read| self.known(read, "cannot read what waits for the overview"));
         self.lacks_reading = read.is_none();
         if let Some(read) = read {
             self.waiting = Some(Arc::new(read));
@@ -237,7 +248,9 @@ impl Surveyor {
         let since = Timestamp::from_millis(now.as_millis().saturating_sub(NEW_MILLIS));
         let read = self.sources.pool.internal(move |connection| {
             let open = index::open_by_topic(connection)?;
-            let groups = states.as_ref().map(|states| index::groups_in_need(connection, states, since, now));
+            let groups = states
+                .as_ref()
+                .map(|states| index::groups_in_need(connection, states, since, now));
             Ok((open, groups.transpose()?))
         });
         let (open, groups) = match read.await {

@@ -71,11 +71,14 @@ impl Selection {
 impl Overview {
     /// Puts a survey together.
     pub(crate) fn of(pipelines: &Pipelines, survey: &Survey, history: &History) -> Self {
-        let incomplete = survey.incomplete.iter().map(|(part, problem)| v1::IncompletePart {
-            part: (*part).into(),
-            since: history.incomplete_since(*part).map(to_timestamp),
-            problem: (*problem).to_owned(),
-        });
+        let incomplete = survey
+            .incomplete
+            .iter()
+            .map(|(part, problem)| v1::IncompletePart {
+                part: (*part).into(),
+                since: history.incomplete_since(*part).map(to_timestamp),
+                problem: (*problem).to_owned(),
+            });
         let never = v1::IncompletePart {
             part: v1::OverviewPart::Breakers.into(),
             since: None,
@@ -120,7 +123,9 @@ impl Overview {
             seen.retain(|row| *row.message.pipeline > *selection.after);
         } else {
             seen.sort_by_cached_key(|row| {
-                let kind = worst.get(&*row.message.pipeline).map_or(i32::MAX, |(kind, _)| *kind);
+                let kind = worst
+                    .get(&*row.message.pipeline)
+                    .map_or(i32::MAX, |(kind, _)| *kind);
                 let lag = row.message.lag.as_ref().and_then(|lag| lag.records);
                 (kind, Reverse(lag))
             });
@@ -291,10 +296,13 @@ pub(crate) fn digest(overview: &v1::Overview) -> u64 {
         survey: 0,
         as_of: None,
         waiting_as_of: None,
-        completeness: overview.completeness.clone().map(|completeness| v1::Completeness {
-            as_of: None,
-            ..completeness
-        }),
+        completeness: overview
+            .completeness
+            .clone()
+            .map(|completeness| v1::Completeness {
+                as_of: None,
+                ..completeness
+            }),
         ..overview.clone()
     };
     let mut hasher = DefaultHasher::new();
