@@ -79,6 +79,8 @@ impl Topics {
 #[derive(Debug)]
 pub(crate) struct Reading {
     pub(crate) at: Timestamp,
+    /// How many consumer groups were asked.
+    pub(crate) groups: u32,
     /// Of configured pipelines, by pipeline.
     pub(crate) queues: BTreeMap<Arc<str>, Vec<(Queue, Waiting)>>,
 }

@@ -38,7 +38,9 @@ const FIRST_READING: Duration = Duration::from_secs(3);
 const READING: Duration = Duration::from_millis(500);
 /// The time between two readings is at least this many times as long as a reading, up to the maximum.
 const PAUSE: u32 = 4;
-const MAX_INTERVAL: Duration = Duration::from_secs(10);
+const MAX_INTERVAL: Duration = Duration::from_secs(30);
+/// And at least this long for each group: a reading connects to the cluster once for each of them.
+const PER_GROUP: Duration = Duration::from_millis(200);
 /// Of how many missing topics Kafka is asked in each survey why they are not in its list.
 const ASKED: usize = 20;
 
@@ -92,6 +94,7 @@ impl Surveyor {
     pub(crate) fn forget(&mut self) {
         self.history = History::default();
         (self.waiting, self.reading, self.lacks_reading) = (None, None, true);
+        self.next_reading = Instant::now();
     }
 
     /// Surveys everything. What waits can be older, if reading it takes longer than the rest.
@@ -106,7 +109,8 @@ impl Surveyor {
         }
         self.read_waiting(topics.as_deref()).await;
         let waiting = self.waiting.clone();
-        if self.lacks_reading {
+        let is_old = |reading: &Arc<Reading>| at.since(reading.at) > 2 * MAX_AGE;
+        if self.lacks_reading || waiting.as_ref().is_none_or(is_old) {
             let problem = "what waits is not read yet, or cannot be read";
             incomplete.insert(v1::OverviewPart::Waiting, problem);
         }
@@ -210,13 +214,15 @@ impl Surveyor {
         let Ok(read) = timeout(patience, reading).await else {
             return;
         };
-        self.next_reading = Instant::now() + (began.elapsed() * PAUSE).min(MAX_INTERVAL);
+        let took = began.elapsed();
         self.reading = None;
         // It panics only if it has a defect, and is cancelled only at the end of the process.
         let read = read
             .ok()
             .and_then(|read| self.known(read, "cannot read what waits for the overview"));
         self.lacks_reading = read.is_none();
+        let groups = read.as_ref().map_or(1, |read| read.groups);
+        self.next_reading = Instant::now() + (took * PAUSE).max(PER_GROUP * groups).min(MAX_INTERVAL);
         if let Some(read) = read {
             self.waiting = Some(Arc::new(read));
         }
@@ -228,6 +234,8 @@ impl Surveyor {
         tokio::task::spawn_blocking(move || {
             let mut read = queues::queues(&config, &kafka, &existing);
             read.retain(|queue| queue.is_configured && queue.pipeline.is_some());
+            let groups: BTreeSet<&str> = read.iter().map(|queue| &*queue.group).collect();
+            let groups = u32::try_from(groups.len()).unwrap_or(u32::MAX);
             let mut waiting = queues::waiting(&kafka, &read, READ_TIMEOUT)?;
             let mut queues: BTreeMap<Arc<str>, Vec<_>> = BTreeMap::new();
             for queue in read {
@@ -235,7 +243,7 @@ impl Surveyor {
                     queues.entry(pipeline.clone()).or_default().push((queue, waiting));
                 }
             }
-            Ok(Reading { at, queues })
+            Ok(Reading { at, groups, queues })
         })
     }
 

@@ -69,6 +69,7 @@ fn survey(pipelines: &Pipelines, number: u64) -> Survey {
         })),
         waiting: Some(Arc::new(Reading {
             at: at(NOW),
+            groups: 0,
             queues: BTreeMap::new(),
         })),
         letters: Some(Arc::new(Letters {

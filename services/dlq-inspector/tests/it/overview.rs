@@ -134,7 +134,8 @@ async fn overview_finds_what_is_wrong() {
     callers.env.put(&source, 0, records()).await;
     let mut inspector = callers.env.start().await;
     let channel = inspector.channel().await;
-    let client = |caller: &str| Client::with_interceptor(channel.clone(), callers.interceptor(caller));
+    let client =
+        |caller: &str| OverviewServiceClient::with_interceptor(channel.clone(), callers.interceptor(caller));
 
     let all = client("all");
     let mut watched = watch(&all).await;
@@ -251,7 +252,7 @@ async fn callers_share_surveys() {
     };
     assert_eq!(surveys(&mut inspector), 0, "nobody has asked");
     let channel = inspector.channel().await;
-    let client = Client::with_interceptor(channel, callers.interceptor("all"));
+    let client = OverviewServiceClient::with_interceptor(channel, callers.interceptor("all"));
 
     // This one reads nothing, which holds up nobody.
     let idle = watch(&client).await;
