@@ -263,7 +263,7 @@ fn rates_are_differences_of_ends() {
             survey
         };
         let view = shown(&pipelines, &[of(1, before), of(6, now)]).view(&Sees(&["*"]), &ALL);
-        let rates = view.pipelines[0].rates.clone().unwrap();
+        let rates = view.pipelines[0].rates.unwrap();
         for rate in [rates.received, rates.succeeded, rates.retried, rates.dead] {
             assert_eq!(rate, expected, "{before:?} {now:?}");
         }
