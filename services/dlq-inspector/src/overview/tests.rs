@@ -357,7 +357,8 @@ fn controls(values: &[(&str, Desired, i64)]) -> Option<Arc<Snapshot>> {
 #[test]
 fn problems_have_next_steps() {
     type Change = fn(&mut Survey);
-    let cases: [(Change, Option<(ProblemKind, NextStep, Option<bool>)>); 13] = [
+    type Expected = Option<(ProblemKind, NextStep, Option<bool>)>;
+    let cases: [(Change, Expected); 13] = [
         (
             |survey| topics(survey).ends.retain(|topic, _| &**topic != "a-out"),
             Some((ProblemKind::TopicMissing, NextStep::CreateTopic, None)),
