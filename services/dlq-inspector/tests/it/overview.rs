@@ -250,11 +250,11 @@ async fn callers_share_surveys() {
     let surveys = |inspector: &mut crate::support::Inspector| {
         inspector.process.metric("redeliver_dlq_overview_surveys_total")
     };
-    assert_eq!(surveys(&mut inspector), 0, "nobody has asked");
+    assert_eq!(surveys(&mut inspector), 0, "no caller has asked");
     let channel = inspector.channel().await;
     let client = OverviewServiceClient::with_interceptor(channel, callers.interceptor("all"));
 
-    // This one reads nothing, which holds up nobody.
+    // This one reads nothing, and holds up no other.
     let idle = watch(&client).await;
     let watching = join_all((0..WATCHERS).map(|_| async {
         let mut stream = watch(&client).await;
