@@ -17,7 +17,7 @@ use redeliver_core::headers::ReservedHeaders;
 use redeliver_core::pipeline::{parse_retry_topic, retry_tier_group};
 use redeliver_core::{Clock as _, Record, SystemClock};
 use redeliver_kafka::KafkaSettings;
-use redeliver_kafka::backlog::{Backlog, Head, reachable_heads};
+use redeliver_kafka::backlog::{Backlog, Head, Mode, heads};
 use redeliver_kafka::groups::members;
 use redeliver_kafka::reader::ReadError;
 use redeliver_kafka::topology;
@@ -281,7 +281,7 @@ fn read_queues(
         headers.process_after(SystemClock.now(), MAX_WAIT).ok()
     };
     let mut heads: BTreeMap<Arc<str>, Head<Option<Timestamp>>> =
-        reachable_heads(kafka, &pairs, HEAD, timeout, due_time)?;
+        heads(kafka, &pairs, Mode::Reachable, HEAD, timeout, due_time)?;
     let members = members(kafka, timeout).ok();
     let configured: BTreeSet<Arc<str>> = topics::pipelines(config)
         .into_iter()
