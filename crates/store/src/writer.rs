@@ -148,7 +148,7 @@ impl<S: State> Writer<S> {
         let changed = changing.await.unwrap_or_else(|error| Err(never_ran(error)))?;
         if let Some(document) = &changed.document {
             let is_applied = |state: &S| {
-                let known = state.get(&changed.key);
+                let known = state.table().get(&changed.key);
                 known.is_some_and(|known| known.revision() >= document.revision())
             };
             self.replica.wait_applied(is_applied).await;
@@ -203,7 +203,7 @@ impl<S: State> Tail<S> {
     fn apply(&mut self, record: &Record) {
         State::apply(&mut self.state, record);
         // Another change may come right after it.
-        if let Some(document) = self.state.get(&self.key)
+        if let Some(document) = self.state.table().get(&self.key)
             && *document.change_id() == self.change_id
         {
             self.own = Some(document.clone());
@@ -225,17 +225,17 @@ impl<S: State> Tail<S> {
         if own.is_some() {
             return Ok((changed(key, own, true), Vec::new()));
         }
-        if let Some(problem) = state.problem(&key) {
+        if let Some(problem) = state.table().problem(&key) {
             return Err(ChangeError::Unsupported(problem));
         }
-        let revision = state.get(&key).map_or(0, |current| current.revision());
+        let revision = state.table().get(&key).map_or(0, |current| current.revision());
         let expected = change.expected_revision();
         if expected.is_some_and(|expected| expected != revision) {
             return Err(ChangeError::Revised(revision));
         }
         match change.decide(&state, id).map_err(ChangeError::Refused)? {
             Decision::Unchanged(key) => {
-                let current = state.get(&key).cloned();
+                let current = state.table().get(&key).cloned();
                 Ok((changed(key, current, false), Vec::new()))
             }
             Decision::Write {
@@ -267,9 +267,11 @@ fn never_ran<D: Document, R>(error: JoinError) -> ChangeError<D, R> {
 
 #[cfg(test)]
 mod tests {
+    use redeliver_testkit::record;
+
     use super::*;
     use crate::replica::tests::Notes;
-    use crate::table::tests::{Note, broken, newer, record};
+    use crate::table::tests::{Note, broken, newer};
 
     const ID: ChangeId = ChangeId(7);
 
@@ -292,7 +294,7 @@ mod tests {
         }
 
         fn decide(&self, notes: &Notes, id: ChangeId) -> Result<Decision<Notes>, &'static str> {
-            let revision = notes.get(&1).map_or(0, |note| note.revision);
+            let revision = notes.table().get(&1).map_or(0, |note| note.revision);
             match self.most.checked_sub(revision.into()) {
                 None => return Err("too many"),
                 Some(0) => return Ok(Decision::Unchanged(1)),

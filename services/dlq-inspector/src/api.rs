@@ -560,9 +560,9 @@ mod tests {
     use redeliver_proto::error::reason;
 
     use super::*;
-    use crate::fixtures::record_at;
     use crate::index::{Change, Index};
     use crate::letter::Letter;
+    use redeliver_testkit::record_at;
 
     #[test]
     fn another_record_is_not_yet_indexed() {

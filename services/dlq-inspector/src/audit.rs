@@ -383,7 +383,7 @@ mod tests {
     use redeliver_proto::convert::to_timestamp;
 
     use super::*;
-    use crate::fixtures::record_at;
+    use redeliver_testkit::record_at;
 
     fn wanted() -> Wanted {
         Wanted {

@@ -102,11 +102,11 @@ mod tests {
 
     use super::*;
     use crate::completeness::{Completeness, Reason};
-    use crate::fixtures::record_at;
     use crate::index::{Change, Index, Writer};
     use crate::ledger;
     use crate::letter::Letter;
     use crate::shared::TopicStatus;
+    use redeliver_testkit::record_at;
 
     fn letter(offset: i64) -> Letter {
         Letter::read(&Record {

@@ -202,7 +202,7 @@ mod tests {
     use redeliver_proto::convert::to_timestamp;
 
     use super::*;
-    use crate::fixtures::record_at;
+    use redeliver_testkit::record_at;
 
     fn record(key: &str, value: Option<Vec<u8>>) -> Record {
         Record {

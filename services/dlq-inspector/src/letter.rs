@@ -113,8 +113,8 @@ pub fn content_hash(record: &Record) -> ContentHash {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::fixtures::record_at;
     use crate::masking::Masking;
+    use redeliver_testkit::record_at;
 
     fn record(key: Option<&str>, value: Option<&str>, headers: &[(&str, Option<&[u8]>)]) -> Record {
         let bytes = |text: &str| Bytes::copy_from_slice(text.as_bytes());

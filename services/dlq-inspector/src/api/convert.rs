@@ -301,11 +301,11 @@ mod tests {
     use redeliver_proto::convert::from_timestamp;
 
     use super::*;
-    use crate::fixtures::record_at;
     use crate::id::LetterId;
     use crate::index::{self, Change, Index};
     use crate::letter::Letter;
     use crate::masking::Masking;
+    use redeliver_testkit::record_at;
 
     /// A message must be one that clients with default limits can read, and have a form in JSON.
     fn assert_readable(message: &v1::DeadLetter) {

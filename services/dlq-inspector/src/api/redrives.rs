@@ -205,13 +205,14 @@ impl Api {
     /// The job with this id, if the caller sees it. One that this process does not know may have been planned by another one a moment ago.
     async fn visible_job(&self, viewer: &Viewer, id: &str) -> Result<(Arc<Entry>, Job), Status> {
         let is_id = id.len() <= MAX_ID && id.bytes().all(|byte| byte.is_ascii_hexdigit());
-        let is_known = |jobs: &Jobs| jobs.get(id).is_some() || jobs.problem(id).is_some();
+        let is_known = |jobs: &Jobs| jobs.get(id).is_some() || jobs.table.problem(id).is_some();
         if !is_known(&*self.jobs()?) && is_id {
             self.redrives.jobs.wait_applied(is_known).await;
         }
         let jobs = self.jobs()?;
         // A job of a newer version can be read, but not changed.
         if let Some(problem) = jobs
+            .table
             .problem(id)
             .filter(|problem| !matches!(problem, Problem::Newer))
         {

@@ -272,7 +272,7 @@ pub(crate) fn list_groups(connection: &Connection, query: &GroupQuery<'_>) -> ru
         }
         Source::Decided => {
             let mut counts = CountsOfGroup::new(connection, query.filter)?;
-            for (id, value) in query.states.documents() {
+            for (id, value) in query.states.table.documents() {
                 if value.decision.is_some()
                     && query.wants(connection, id.number())?
                     && let Some(summary) = counts.summary(id.number())?
@@ -668,7 +668,7 @@ pub(crate) fn open_groups(
         "SELECT max(last) AS last, coalesce(max(state = ?), 0) AS is_open FROM group_counts WHERE group_id = ?",
     )?;
     // Few groups have a decision, so that they are looked up one by one.
-    for (id, value) in states.documents() {
+    for (id, value) in states.table.documents() {
         let Some(decision) = &value.decision else {
             continue;
         };

@@ -12,13 +12,13 @@ use super::*;
 use crate::dialect::Facts;
 use crate::filter::{Expr, Restriction, parse};
 use crate::fingerprint::GroupId;
-use crate::fixtures::record_at;
 use crate::group_states::contents::tests as states;
 use crate::group_states::{Decided, GroupState, GroupStates};
 use crate::id::LetterId;
 use crate::json_fields::JsonFields;
 use crate::ledger::{self, Entry, State, Update, Version};
 use crate::letter::{ContentHash, Letter};
+use redeliver_testkit::record_at;
 
 mod counts;
 mod damaged;

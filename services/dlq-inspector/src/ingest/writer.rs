@@ -509,12 +509,12 @@ mod tests {
     use redeliver_testkit::eventually;
 
     use super::*;
-    use crate::fixtures::record_at;
     use crate::group_states::Decided;
     use crate::group_states::contents::tests as states;
     use crate::index::{self, FILE, Index};
     use crate::ledger;
     use crate::letter::Letter;
+    use redeliver_testkit::record_at;
 
     const DEADLINE: Duration = Duration::from_secs(60);
 
@@ -731,7 +731,7 @@ mod tests {
             let Change::Letters(letters) = change else {
                 panic!("{change:?}");
             };
-            known.insert(letters[0].group, states::decided(what, 0, 1));
+            known.table.insert(letters[0].group, states::decided(what, 0, 1));
         }
         running.send(Message::Changes {
             batch: 1,

@@ -280,10 +280,11 @@ mod tests {
     use redeliver_core::Record;
     use redeliver_runtime::Config;
     use redeliver_store::{Document as _, State as _};
+    use redeliver_testkit::record;
 
     use super::super::job::tests::{item, job};
     use super::super::job::{Outcome, Progress};
-    use super::super::jobs::tests::{jobs, record};
+    use super::super::jobs::tests::jobs;
     use super::*;
 
     const NOW: Timestamp = Timestamp::from_millis(1_700_000_000_000);

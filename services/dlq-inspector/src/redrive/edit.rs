@@ -162,7 +162,7 @@ mod tests {
     use super::super::job::TargetOptions;
     use super::super::record::{Candidate, Destinations};
     use super::*;
-    use crate::fixtures::record_at;
+    use redeliver_testkit::record_at;
 
     const NOW: Timestamp = Timestamp::from_millis(1_700_000_000_000);
 

@@ -1,7 +1,7 @@
 //! What the topic of jobs contains.
 
 use std::collections::BTreeMap;
-use std::ops::{Deref, DerefMut, Range};
+use std::ops::Range;
 use std::sync::Arc;
 
 use bytes::Bytes;
@@ -17,7 +17,8 @@ use super::outcomes::{Outcomes, outcomes_key};
 /// All jobs, by id. Ids increase with the time. Cheap to clone.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Jobs {
-    table: Table<Job>,
+    /// The jobs alone.
+    pub table: Table<Job>,
     /// Those that can be read, and what else is known of a job.
     entries: BTreeMap<String, Arc<Entry>>,
 }
@@ -290,20 +291,6 @@ impl Entry {
     }
 }
 
-impl Deref for Jobs {
-    type Target = Table<Job>;
-
-    fn deref(&self) -> &Table<Job> {
-        &self.table
-    }
-}
-
-impl DerefMut for Jobs {
-    fn deref_mut(&mut self) -> &mut Table<Job> {
-        &mut self.table
-    }
-}
-
 impl State for Jobs {
     type Document = Job;
 
@@ -311,6 +298,10 @@ impl State for Jobs {
     const NAME: &'static str = "dlq_redrives";
     // Nobody has planned anything then.
     const IS_OPTIONAL: bool = true;
+
+    fn table(&self) -> &Table<Job> {
+        &self.table
+    }
 
     fn apply(&mut self, record: &Record) {
         let (key, value) = (key_of(record), record.value.clone());
@@ -334,7 +325,7 @@ impl State for Jobs {
     }
 
     fn problems(&self) -> BTreeMap<String, Problem> {
-        let mut problems = self.document_problems();
+        let mut problems = self.table.document_problems();
         let stuck = self.entries.iter().filter(|(_, entry)| entry.is_stuck());
         let malformed = Problem::Unreadable(InvalidValue::Malformed);
         problems.extend(stuck.map(|(id, _)| (progress_key(id), malformed.clone())));
@@ -346,7 +337,10 @@ impl State for Jobs {
             let progress = before.entries.get(id).map(|entry| entry.progress());
             job::has_ended(job::state(job, &progress.unwrap_or_default()))
         };
-        let lost = self.lost(before).filter(|(id, job)| !has_ended(id, job));
+        let lost = self
+            .table
+            .lost(&before.table)
+            .filter(|(id, job)| !has_ended(id, job));
         let jobs = lost.count();
         if jobs > 0 {
             tracing::warn!(topic, jobs, "unfinished redrives lost");
@@ -356,25 +350,10 @@ impl State for Jobs {
 
 #[cfg(test)]
 pub(crate) mod tests {
-    use redeliver_core::Headers;
+    use redeliver_testkit::record;
 
     use super::super::job::tests::{item, job};
     use super::*;
-
-    pub(crate) fn record(key: &str, value: Option<Bytes>) -> Record {
-        Record {
-            position: Position {
-                topic: "redrives".into(),
-                partition: 0,
-                offset: 0,
-            },
-            timestamp: None,
-            key: Some(Bytes::copy_from_slice(key.as_bytes())),
-            value,
-            headers: Headers::new(),
-            unreadable_headers: 0,
-        }
-    }
 
     /// A job `1f` with a plan of this many items.
     pub(crate) fn jobs(total: u32, wanted: Wanted) -> Jobs {
@@ -496,7 +475,7 @@ pub(crate) mod tests {
         };
         jobs.apply(&record("job/3f", Some(nameless.encode_to_vec().into())));
         jobs.apply(&record("task/1", Some(Bytes::new())));
-        assert_eq!((jobs.count(), jobs.get("1f")), (0, None));
+        assert_eq!((jobs.table.count(), jobs.get("1f")), (0, None));
         let problems: Vec<(String, String)> = jobs
             .problems()
             .into_iter()
@@ -537,7 +516,7 @@ pub(crate) mod tests {
             jobs.apply(&unreadable);
             let problems = jobs.problems();
             let problem = jobs.get("1f").unwrap().problem();
-            assert_eq!(jobs.problem("1f"), None);
+            assert_eq!(jobs.table.problem("1f"), None);
             if wanted == Wanted::Cancelled {
                 assert_eq!((problems.len(), &*problem), (0, ""));
                 continue;

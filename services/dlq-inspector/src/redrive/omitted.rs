@@ -57,7 +57,7 @@ mod tests {
     use redeliver_core::{Failure, Pipeline, Position, Timestamp};
 
     use super::*;
-    use crate::fixtures::record_at;
+    use redeliver_testkit::record_at;
 
     fn original() -> Record {
         let headers: Headers = [

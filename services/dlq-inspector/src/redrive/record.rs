@@ -324,7 +324,7 @@ mod tests {
 
     use super::*;
     use crate::dialect::failure_headers;
-    use crate::fixtures::record_at;
+    use redeliver_testkit::record_at;
 
     const NOW: Timestamp = Timestamp::from_millis(1_700_000_000_000);
 

@@ -78,11 +78,12 @@ mod tests {
     use redeliver_proto::Message as _;
     use redeliver_proto::convert::to_timestamp;
     use redeliver_store::State as _;
+    use redeliver_testkit::record;
 
     use super::super::edit::Edit;
     use super::super::job::Wanted;
     use super::super::job::tests::{item, job};
-    use super::super::jobs::tests::{jobs, record};
+    use super::super::jobs::tests::jobs;
     use super::super::jobs::{job_key, plan_key};
     use super::*;
 

@@ -343,8 +343,8 @@ mod tests {
     use super::super::ledger_states::LedgerStates;
     use super::super::{job, pace};
     use super::*;
-    use crate::fixtures::record_at;
     use crate::ledger::Update;
+    use redeliver_testkit::record_at;
 
     const NOW: Timestamp = Timestamp::from_millis(1_700_000_000_000);
 

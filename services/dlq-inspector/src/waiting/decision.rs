@@ -104,7 +104,7 @@ mod tests {
     use redeliver_proto::{Message as _, v1};
 
     use super::*;
-    use crate::fixtures::record_at;
+    use redeliver_testkit::record_at;
 
     fn id(offset: i64) -> LetterId {
         LetterId {

@@ -105,7 +105,7 @@ mod tests {
     use redeliver_core::redrive::REDRIVE_COUNT;
 
     use super::*;
-    use crate::fixtures::record_at;
+    use redeliver_testkit::record_at;
 
     #[test]
     fn user_header_with_reserved_name_hidden() {

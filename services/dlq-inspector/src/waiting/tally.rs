@@ -163,8 +163,8 @@ mod tests {
     use redeliver_runtime::config::MaskingRule;
 
     use super::*;
-    use crate::fixtures::record_at;
     use crate::masking::Masking;
+    use redeliver_testkit::record_at;
 
     const NOW: Timestamp = Timestamp::from_millis(1_000_000);
     const TIER: Place = Place::Tier(HumanDuration::from_secs(30));

@@ -11,10 +11,10 @@ use redeliver_kafka::Delivered;
 use redeliver_proto::{Message as _, v1};
 use redeliver_runtime::Config;
 use redeliver_store::State as _;
+use redeliver_testkit::record;
 
 use super::super::job::Wanted;
 use super::super::job::tests::{item, job};
-use super::super::jobs::tests::record;
 use super::super::jobs::{job_key, plan_key};
 use super::super::step::Tried;
 use super::super::{job, jobs};
