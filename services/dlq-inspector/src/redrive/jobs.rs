@@ -11,7 +11,7 @@ use redeliver_service::identity::CallerName;
 use redeliver_store::{Document as _, State, Table};
 
 use super::edit::Edit;
-use super::job::{self, CHUNK, InvalidValue, Item, Job, Kind, Outcome, Progress, Wanted};
+use super::job::{self, CHUNK, InvalidValue, Item, Job, Kind, Outcome, Progress, RedriveState};
 use super::outcomes::{Outcomes, outcomes_key};
 
 /// All jobs, by id. Ids increase with the time. Cheap to clone.
@@ -111,7 +111,7 @@ impl Jobs {
         jobs.find_map(|(_, entry, job)| {
             let (chunk, index) = entry.place_of(item)?;
             let outcomes = entry.outcomes(chunk);
-            let is_done = outcomes.numbers().get(index) == Some(&Outcome::Done.number());
+            let is_done = outcomes.numbers().get(index) == Some(&job::number(Outcome::Done));
             is_done.then(|| (job, outcomes.written(index)))
         })
     }
@@ -128,7 +128,7 @@ impl Jobs {
     /// Takes note of what the executor has written.
     pub(crate) fn apply_own(&mut self, id: &str, progress: &Progress, outcomes: Vec<(u32, Bytes)>) {
         self.update(id, |entry| {
-            entry.progress = Some(progress.to_record().encode_to_vec().into());
+            entry.progress = Some(progress.encode_to_vec().into());
             entry.outcomes.extend(outcomes);
         });
     }
@@ -153,23 +153,23 @@ impl Entry {
     /// Its progress.
     #[must_use]
     pub fn progress(&self) -> Progress {
-        let read = self.progress.clone().map(v1::RedriveProgress::decode);
-        let record = read.and_then(Result::ok).unwrap_or_default();
-        Progress::read(record).unwrap_or_default()
+        self.known_progress().unwrap_or_default()
     }
 
     /// Whether what was written about its progress can be read. Otherwise, nobody knows what was done.
     #[must_use]
     pub fn is_progress_known(&self) -> bool {
-        self.progress.as_ref().is_none_or(|value| {
-            let read = v1::RedriveProgress::decode(value.clone()).ok();
-            read.is_some_and(|record| Progress::read(record).is_ok())
-        })
+        self.progress.is_none() || self.known_progress().is_some()
+    }
+
+    fn known_progress(&self) -> Option<Progress> {
+        let progress = Progress::decode(self.progress.clone()?).ok()?;
+        job::is_consistent(&progress).then_some(progress)
     }
 
     /// Whether nothing is done for it until somebody cancels it, because nobody knows what was done.
     fn is_stuck(&self) -> bool {
-        let is_cancelled = |job: Job| job.wanted == Wanted::Cancelled;
+        let is_cancelled = |job: Job| job.wanted == RedriveState::Cancelled;
         !self.is_progress_known() && self.job().is_some_and(|job| !is_cancelled(job))
     }
 
@@ -356,7 +356,7 @@ pub(crate) mod tests {
     use super::*;
 
     /// A job `1f` with a plan of this many items.
-    pub(crate) fn jobs(total: u32, wanted: Wanted) -> Jobs {
+    pub(crate) fn jobs(total: u32, wanted: RedriveState) -> Jobs {
         let mut jobs = Jobs::default();
         let planned: Vec<Item> = (0..i64::from(total))
             .map(|offset| item("a-dlq", offset))
@@ -377,7 +377,7 @@ pub(crate) mod tests {
 
     #[test]
     fn job_keeps_its_parts_until_removed() {
-        let mut jobs = jobs(501, Wanted::Running);
+        let mut jobs = jobs(501, RedriveState::Running);
         let entry = jobs.get("1f").unwrap();
         assert_eq!(entry.items(1).unwrap(), [item("a-dlq", 500)]);
         assert_eq!((entry.items(2), entry.progress()), (None, Progress::default()));
@@ -392,7 +392,7 @@ pub(crate) mod tests {
         );
         assert_eq!((offsets(499..502), offsets(7..7)), (None, Some(vec![])));
         let mut progress = Progress::default();
-        progress.count(Outcome::Done);
+        job::count(&mut progress, Outcome::Done);
         let outcomes = v1::RedriveOutcomes {
             outcomes: vec![1].into(),
             ..v1::RedriveOutcomes::default()
@@ -401,7 +401,7 @@ pub(crate) mod tests {
         // What the executor reads of its own is not newer than what it knows.
         jobs.apply_of_callers(&record(
             "progress/1f",
-            Some(Progress::default().to_record().encode_to_vec().into()),
+            Some(Progress::default().encode_to_vec().into()),
         ));
         let entry = jobs.get("1f").unwrap().clone();
         assert_eq!(
@@ -417,7 +417,7 @@ pub(crate) mod tests {
 
     #[test]
     fn job_of_redriven_letter_is_found() {
-        let mut jobs = jobs(1_201, Wanted::Running);
+        let mut jobs = jobs(1_201, RedriveState::Running);
         let mut written = jobs.get("1f").unwrap().job().unwrap().record;
         written.redrive.as_mut().unwrap().sources = vec![v1::RedriveCount {
             topic: "a-dlq".to_owned(),
@@ -425,7 +425,7 @@ pub(crate) mod tests {
         }];
         jobs.apply(&record(&job_key("1f"), Some(written.encode_to_vec().into())));
         let outcomes = v1::RedriveOutcomes {
-            outcomes: vec![Outcome::Done.number(), Outcome::Failed.number()].into(),
+            outcomes: vec![job::number(Outcome::Done), job::number(Outcome::Failed)].into(),
             topics: vec!["out".to_owned()],
             written_topics: vec![1, 0],
             written_partitions: vec![3, 0],
@@ -465,13 +465,13 @@ pub(crate) mod tests {
         jobs.apply(&record("job/1f", Some(Bytes::from_static(b"\xff"))));
         let newer = v1::RedriveRecord {
             format: 3,
-            ..job(1, Wanted::Running).record
+            ..job(1, RedriveState::Running).record
         };
         jobs.apply(&record("job/2f", Some(newer.encode_to_vec().into())));
         // An edit whose parts are not named would be redriven as it is.
         let nameless = v1::RedriveRecord {
             format: 1,
-            ..job(1, Wanted::Running).record
+            ..job(1, RedriveState::Running).record
         };
         jobs.apply(&record("job/3f", Some(nameless.encode_to_vec().into())));
         jobs.apply(&record("task/1", Some(Bytes::new())));
@@ -506,10 +506,10 @@ pub(crate) mod tests {
     fn unreadable_progress_is_reported_until_cancelled() {
         let unreadable = record("progress/1f", Some(Bytes::from_static(b"\xff")));
         for wanted in [
-            Wanted::Planned,
-            Wanted::Running,
-            Wanted::Paused,
-            Wanted::Cancelled,
+            RedriveState::Planned,
+            RedriveState::Running,
+            RedriveState::Paused,
+            RedriveState::Cancelled,
         ] {
             let mut jobs = jobs(2, wanted);
             assert_eq!(jobs.get("1f").unwrap().problem(), "");
@@ -517,7 +517,7 @@ pub(crate) mod tests {
             let problems = jobs.problems();
             let problem = jobs.get("1f").unwrap().problem();
             assert_eq!(jobs.table.problem("1f"), None);
-            if wanted == Wanted::Cancelled {
+            if wanted == RedriveState::Cancelled {
                 assert_eq!((problems.len(), &*problem), (0, ""));
                 continue;
             }

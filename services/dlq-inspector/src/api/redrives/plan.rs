@@ -22,11 +22,10 @@ use crate::filter::{Comparison, Expr, NumberField, NumberTest, Restriction};
 use crate::header_list;
 use crate::id::LetterId;
 use crate::index::{self, Cursor, Direction, IndexedLetter, Page, PageLimit};
-use crate::ledger::State;
 use crate::letter::ContentHash;
 use crate::masking::Masking;
 use crate::redrive::change::Change;
-use crate::redrive::job::{CHUNK, Item, Kind, MAX_ITEMS, Outcome, Skip, TargetOptions};
+use crate::redrive::job::{self, CHUNK, Item, Kind, MAX_ITEMS, Outcome, TargetOptions};
 use crate::redrive::jobs::Jobs;
 use crate::redrive::record::{Destinations, MAX_OBSERVE};
 
@@ -239,7 +238,7 @@ impl Api {
                 let outcomes = entry.outcomes(chunk).numbers();
                 let items = entry.items(chunk).unwrap_or_default().into_iter().enumerate();
                 let not_done =
-                    items.filter(|(index, _)| outcomes.get(*index) != Some(&Outcome::Done.number()));
+                    items.filter(|(index, _)| outcomes.get(*index) != Some(&job::number(Outcome::Done)));
                 ids.extend(not_done.map(|(_, item)| (item.id, None)));
             }
             return Ok(Selection::Ids(ids));
@@ -304,13 +303,13 @@ impl Api {
             for ((id, content), letter) in some.iter().zip(found) {
                 match letter {
                     Some(letter) if content.is_some_and(|content| content != letter.content) => {
-                        plan.refuse(Skip::Changed, id);
+                        plan.refuse(Outcome::Changed, id);
                     }
                     Some(letter) => {
                         plan.add(&letter);
                         plan.check_destinations()?;
                     }
-                    None => plan.refuse(Skip::Gone, id),
+                    None => plan.refuse(Outcome::Gone, id),
                 }
             }
         }
@@ -466,7 +465,7 @@ pub(super) struct Plan {
     pub(super) destinations: BTreeMap<String, u32>,
     /// The sizes of keys and values, by destination.
     sizes: BTreeMap<String, Vec<u64>>,
-    refused: BTreeMap<Skip, (u32, String)>,
+    refused: BTreeMap<Outcome, (u32, String)>,
     /// Whether its filter leaves out dead letters because of their keys or headers.
     excludes_payloads: bool,
     /// How many it might leave out if the index had all of their keys and headers.
@@ -503,7 +502,7 @@ impl Plan {
         }
     }
 
-    pub(super) fn refuse(&mut self, skip: Skip, id: &LetterId) {
+    pub(super) fn refuse(&mut self, skip: Outcome, id: &LetterId) {
         let (count, _) = self.refused.entry(skip).or_insert_with(|| (0, id.to_string()));
         *count += 1;
     }
@@ -526,12 +525,7 @@ impl Plan {
 
     pub(super) fn add(&mut self, letter: &IndexedLetter) {
         if letter.state != self.kind.takes() {
-            let skip = match letter.state {
-                State::Open => Skip::Open,
-                State::Redriven => Skip::Redriven,
-                State::Discarded => Skip::Discarded,
-            };
-            return self.refuse(skip, &letter.id);
+            return self.refuse(job::skipped_in(letter.state), &letter.id);
         }
         if self.kind == Kind::Redrive {
             let headers = header_list::decode(&letter.headers);
@@ -637,7 +631,7 @@ impl Plan {
             .refused
             .iter()
             .map(|(skip, (count, sample))| v1::RedriveRefusal {
-                reason: Outcome::Skipped(*skip).number().into(),
+                reason: (*skip).into(),
                 count: *count,
                 sample: sample.clone(),
             });
@@ -660,11 +654,7 @@ impl Plan {
 
 fn nothing(plan: &Plan) -> Status {
     let refused = plan.refused.iter().map(|(skip, (count, sample))| {
-        let reason = v1::RedriveOutcome::try_from(i32::from(Outcome::Skipped(*skip).number()));
-        let reason = reason
-            .unwrap_or_default()
-            .as_str_name()
-            .trim_start_matches("REDRIVE_OUTCOME_");
+        let reason = skip.as_str_name().trim_start_matches("REDRIVE_OUTCOME_");
         format!("{count} {reason}, such as `{sample}`")
     });
     let refused: Vec<String> = refused.collect();
@@ -684,8 +674,9 @@ mod tests {
     use redeliver_runtime::config::MaskingRule;
 
     use super::*;
-    use crate::dialect::Dialect;
+    use crate::dialect::Facts;
     use crate::fingerprint::GroupId;
+    use crate::ledger::State;
     use crate::letter::{HASH_BYTES, MAX_KEY, headers_size};
 
     /// A dead letter of another framework, whose record was read from this topic.
@@ -706,19 +697,7 @@ mod tests {
             state_time: None,
             state_by: String::new(),
             state_note: String::new(),
-            dialect: Dialect::Spring as i32,
-            pipeline: String::new(),
-            error_class: String::new(),
-            error_code: String::new(),
-            error_message: String::new(),
-            failed_at: None,
-            retry_count: 0,
-            origin_topic: origin.to_owned(),
-            origin_partition: None,
-            origin_offset: None,
-            origin_timestamp: None,
-            job_id: String::new(),
-            trace_id: String::new(),
+            facts: Facts::read(&headers),
             value_size: Some(7),
             content: [0; HASH_BYTES],
             group: GroupId::from_number(1),
