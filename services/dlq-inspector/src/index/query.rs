@@ -15,6 +15,7 @@ use super::sql::{trace_text, values};
 use super::tables::{BodyRow, LetterRow};
 use super::texts::{TextTable, Texts};
 use super::{counters, message, row_key, terms};
+use crate::dialect::{Dialect, Facts, OriginPosition};
 use crate::filter::{
     Comparison, Condition, Dictionary, Expr, Lookups, NumberField, NumberTest, Restriction, TextField,
     TextTest,
@@ -41,32 +42,8 @@ pub struct IndexedLetter {
     pub state_by: String,
     /// Why the state was set.
     pub state_note: String,
-    /// The number of its [`crate::dialect::Dialect`].
-    pub dialect: i32,
-    /// See [`crate::dialect::Facts`].
-    pub pipeline: String,
-    /// See [`crate::dialect::Facts`].
-    pub error_class: String,
-    /// See [`crate::dialect::Facts`].
-    pub error_code: String,
-    /// See [`crate::dialect::Facts`].
-    pub error_message: String,
-    /// See [`crate::dialect::Facts`].
-    pub failed_at: Option<Timestamp>,
-    /// See [`crate::dialect::Facts`].
-    pub retry_count: u32,
-    /// See [`crate::dialect::Facts`]; empty if unknown.
-    pub origin_topic: String,
-    /// See [`crate::dialect::Facts`].
-    pub origin_partition: Option<i32>,
-    /// See [`crate::dialect::Facts`].
-    pub origin_offset: Option<i64>,
-    /// See [`crate::dialect::Facts`].
-    pub origin_timestamp: Option<Timestamp>,
-    /// See [`crate::dialect::Facts`]; empty if there is none.
-    pub job_id: String,
-    /// See [`crate::dialect::Facts`]; empty if there is none.
-    pub trace_id: String,
+    /// What its headers say about the failure.
+    pub facts: Facts,
     /// The size of the value in bytes; `None` for a null value.
     pub value_size: Option<u64>,
     /// The hash of the record.
@@ -176,22 +153,28 @@ impl IndexedLetter {
             state_time: entry.time,
             state_by: entry.by,
             state_note: entry.note,
-            dialect: letter.dialect,
-            pipeline: text(letter.pipeline_id)?,
-            error_class: text(letter.error_class_id)?,
-            error_code: text(letter.error_code_id)?,
-            origin_topic: text(letter.origin_topic_id)?,
-            error_message: message::join(
-                &texts.text(TextTable::Templates, letter.template_id)?,
-                letter.message_parts.as_deref(),
-            ),
-            failed_at: time(letter.failed_at),
-            retry_count: letter.retry_count,
-            origin_partition: letter.origin_partition,
-            origin_offset: letter.origin_offset,
-            origin_timestamp: time(letter.origin_timestamp),
-            job_id: letter.job_id.unwrap_or_default(),
-            trace_id: letter.trace_id.map(trace_text).unwrap_or_default(),
+            facts: Facts {
+                dialect: Dialect::from_number(letter.dialect),
+                pipeline: text(letter.pipeline_id)?,
+                error_class: text(letter.error_class_id)?,
+                error_code: text(letter.error_code_id)?,
+                origin: Some(text(letter.origin_topic_id)?)
+                    .filter(|topic| !topic.is_empty())
+                    .map(|topic| OriginPosition {
+                        topic,
+                        partition: letter.origin_partition,
+                        offset: letter.origin_offset,
+                    }),
+                error_message: message::join(
+                    &texts.text(TextTable::Templates, letter.template_id)?,
+                    letter.message_parts.as_deref(),
+                ),
+                failed_at: time(letter.failed_at),
+                retry_count: letter.retry_count,
+                origin_timestamp: time(letter.origin_timestamp),
+                job_id: letter.job_id,
+                trace_id: letter.trace_id.map(trace_text),
+            },
             value_size: letter.value_size.and_then(|size| u64::try_from(size).ok()),
             content: letter.content,
             group: GroupId::from_number(letter.group_id),
