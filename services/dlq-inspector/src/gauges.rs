@@ -99,6 +99,7 @@ mod tests {
     use prometheus_client::encoding::text::encode;
     use prometheus_client::registry::Registry;
     use redeliver_core::{Record, Timestamp};
+    use redeliver_testkit::record_at;
 
     use super::*;
     use crate::completeness::{Completeness, Reason};
@@ -106,7 +107,6 @@ mod tests {
     use crate::ledger;
     use crate::letter::Letter;
     use crate::shared::TopicStatus;
-    use redeliver_testkit::record_at;
 
     fn letter(offset: i64) -> Letter {
         Letter::read(&Record {

@@ -112,9 +112,10 @@ pub fn content_hash(record: &Record) -> ContentHash {
 
 #[cfg(test)]
 mod tests {
+    use redeliver_testkit::record_at;
+
     use super::*;
     use crate::masking::Masking;
-    use redeliver_testkit::record_at;
 
     fn record(key: Option<&str>, value: Option<&str>, headers: &[(&str, Option<&[u8]>)]) -> Record {
         let bytes = |text: &str| Bytes::copy_from_slice(text.as_bytes());

@@ -1,7 +1,7 @@
 //! Converts indexed dead letters to messages.
 
 use bytes::Bytes;
-use redeliver_core::{Position, TimestampType};
+use redeliver_core::TimestampType;
 use redeliver_kafka::lookup::StoredRecord;
 use redeliver_proto::convert::{time_of_record, to_headers};
 use redeliver_proto::{Message as _, v1};
@@ -227,11 +227,7 @@ fn whole_basic(letter: &IndexedLetter, are_states_known: bool) -> v1::DeadLetter
     };
     let mut whole = v1::DeadLetter {
         id: letter.id.to_string(),
-        position: Some(v1::Position {
-            topic: letter.id.topic.clone(),
-            partition: letter.id.partition,
-            offset: letter.id.offset,
-        }),
+        position: Some((&letter.id).into()),
         dead_at: time_of_record(letter.dead_at),
         state: if are_states_known { letter.state as i32 } else { 0 },
         dialect: letter.facts.dialect as i32,
@@ -239,9 +235,9 @@ fn whole_basic(letter: &IndexedLetter, are_states_known: bool) -> v1::DeadLetter
         key_truncated,
         value_size: letter.value_size,
         group: letter.group.to_string(),
-        state_time: letter.state_time.and_then(time_of_record),
-        state_by: letter.state_by.clone(),
-        state_note: letter.state_note.clone(),
+        state_time: letter.entry.time.and_then(time_of_record),
+        state_by: letter.entry.by.clone(),
+        state_note: letter.entry.note.clone(),
         content_hash: Bytes::copy_from_slice(&letter.content),
         ..v1::DeadLetter::default()
     };
@@ -266,27 +262,17 @@ fn whole_full(letter: &IndexedLetter, stored: &StoredRecord, are_states_known: b
     }
 }
 
-/// The position of a record.
-pub(super) fn position_message(position: &Position) -> v1::Position {
-    v1::Position {
-        topic: position.topic.to_string(),
-        partition: position.partition,
-        offset: position.offset,
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use prost_reflect::{DescriptorPool, DynamicMessage};
     use redeliver_core::{Headers, Record, Timestamp};
     use redeliver_proto::convert::from_timestamp;
+    use redeliver_testkit::record_at;
 
     use super::*;
-    use crate::id::LetterId;
     use crate::index::{self, Change, Index};
     use crate::letter::Letter;
     use crate::masking::Masking;
-    use redeliver_testkit::record_at;
 
     /// A message must be one that clients with default limits can read, and have a form in JSON.
     fn assert_readable(message: &v1::DeadLetter) {
@@ -315,7 +301,7 @@ mod tests {
         let mut index = Index::open(directory.path(), &[]).unwrap();
         let changes = [Change::Letters(vec![Letter::read(record)])];
         index.writer.write(&changes, Timestamp::from_millis(1)).unwrap();
-        let id = LetterId::from(&record.position);
+        let id = record.position.clone();
         let found = index.pool.read_blocking(|connection| index::get(connection, &id));
         found.unwrap().unwrap()
     }

@@ -19,7 +19,6 @@ use redeliver_service::audit::AuditLog;
 use redeliver_store::{Replica, Writer};
 use tonic::{Code, Request, Response, Status};
 
-use super::convert::position_message;
 use super::list::page_size;
 use super::token::{NameToken, PageToken, query_hash};
 use super::{Api, bounded};
@@ -304,7 +303,7 @@ impl Api {
     fn written_message(&self, viewer: &Viewer, written: Option<&Position>) -> Option<v1::Position> {
         let sees =
             |written: &&Position| sees_destination(viewer, &self.redrives.destinations, &written.topic);
-        written.filter(sees).map(position_message)
+        written.filter(sees).map(v1::Position::from)
     }
 
     /// Counts what has come back up to now, also since the ends of jobs.

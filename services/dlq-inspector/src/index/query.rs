@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use bytes::Bytes;
-use redeliver_core::{Headers, Timestamp};
+use redeliver_core::{Headers, Position, Timestamp};
 use rusqlite::types::Value;
 use rusqlite::{Connection, OptionalExtension as _, Row, params, params_from_iter};
 
@@ -21,27 +21,22 @@ use crate::filter::{
     TextTest,
 };
 use crate::fingerprint::GroupId;
-use crate::id::LetterId;
-use crate::ledger::State;
+use crate::ledger::{Entry, State};
 use crate::letter::{self, ContentHash, MAX_KEY};
 
 /// A dead letter as the index stores it: everything but its value.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct IndexedLetter {
     /// Its position in the dead-letter topic.
-    pub id: LetterId,
+    pub id: Position,
     /// The timestamp of its record in the dead-letter topic; up to a second later if millions have nearly the same one, see `row_key`.
     pub dead_at: Timestamp,
     /// When it was indexed, by the clock of this process. A rebuilt index has later times.
     pub indexed_at: Timestamp,
     /// Its state according to the ledger.
     pub state: State,
-    /// When the state was set.
-    pub state_time: Option<Timestamp>,
-    /// Who set the state.
-    pub state_by: String,
-    /// Why the state was set.
-    pub state_note: String,
+    /// The entry of the ledger that has set the state; empty if there is none.
+    pub entry: Entry,
     /// What its headers say about the failure.
     pub facts: Facts,
     /// The size of the value in bytes; `None` for a null value.
@@ -89,7 +84,7 @@ impl IndexedLetter {
     /// The cursor after this dead letter.
     #[must_use]
     pub fn cursor(&self) -> Cursor {
-        let LetterId {
+        let Position {
             topic,
             partition,
             offset,
@@ -142,17 +137,15 @@ impl IndexedLetter {
         let time = |millis: Option<i64>| millis.map(Timestamp::from_millis);
         let mut text = |id| texts.text(TextTable::Texts, id);
         Ok(Self {
-            id: LetterId {
-                topic: text(letter.topic_id)?,
+            id: Position {
+                topic: text(letter.topic_id)?.into(),
                 partition: letter.partition,
                 offset: letter.offset,
             },
             dead_at: Timestamp::from_millis(letter.dead_at),
             indexed_at: Timestamp::from_millis(letter.indexed_at),
             state: State::from_number(letter.state).unwrap_or_default(),
-            state_time: entry.time,
-            state_by: entry.by,
-            state_note: entry.note,
+            entry,
             facts: Facts {
                 dialect: Dialect::from_number(letter.dialect),
                 pipeline: text(letter.pipeline_id)?,
@@ -443,7 +436,7 @@ pub(crate) fn list_unread(
 }
 
 /// The dead letter with this id.
-pub(crate) fn get(connection: &Connection, id: &LetterId) -> rusqlite::Result<Option<IndexedLetter>> {
+pub(crate) fn get(connection: &Connection, id: &Position) -> rusqlite::Result<Option<IndexedLetter>> {
     let Some(topic_id) = TextTable::Texts.find(connection, &id.topic)? else {
         return Ok(None);
     };

@@ -5,6 +5,7 @@ use std::sync::{Arc, LazyLock};
 
 use redeliver_core::{Headers, Record, Timestamp};
 use redeliver_kafka::TopicId;
+use redeliver_testkit::record_at;
 use tempfile::TempDir;
 
 use super::positions::read_topic_ids;
@@ -14,11 +15,10 @@ use crate::filter::{Expr, Restriction, parse};
 use crate::fingerprint::GroupId;
 use crate::group_states::contents::tests as states;
 use crate::group_states::{Decided, GroupState, GroupStates};
-use crate::id::LetterId;
+use crate::id::parse_id;
 use crate::json_fields::JsonFields;
 use crate::ledger::{self, Entry, State, Update, Version};
 use crate::letter::{ContentHash, Letter};
-use redeliver_testkit::record_at;
 
 mod counts;
 mod damaged;
@@ -95,7 +95,7 @@ impl Fixture {
     }
 
     fn get(&self, id: &str) -> Option<IndexedLetter> {
-        let id = id.parse().unwrap();
+        let id = parse_id(id).unwrap();
         self.read(|connection| get(connection, &id))
     }
 

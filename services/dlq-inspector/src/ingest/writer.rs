@@ -506,7 +506,7 @@ mod tests {
     use prometheus_client::registry::Registry;
     use redeliver_core::{Record, Timestamp};
     use redeliver_runtime::health::Health;
-    use redeliver_testkit::eventually;
+    use redeliver_testkit::{eventually, record_at};
 
     use super::*;
     use crate::group_states::Decided;
@@ -514,7 +514,6 @@ mod tests {
     use crate::index::{self, FILE, Index};
     use crate::ledger;
     use crate::letter::Letter;
-    use redeliver_testkit::record_at;
 
     const DEADLINE: Duration = Duration::from_secs(60);
 

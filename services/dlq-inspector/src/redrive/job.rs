@@ -3,14 +3,13 @@
 use std::time::Duration;
 
 use bytes::Bytes;
-use redeliver_core::{HumanDuration, Timestamp};
+use redeliver_core::{HumanDuration, Position, Timestamp};
 use redeliver_proto::convert::{from_duration, from_timestamp};
 pub use redeliver_proto::v1::{RedriveOutcome as Outcome, RedriveProgress as Progress, RedriveState};
 use redeliver_proto::{Message as _, has_unknown_fields, v1};
 use redeliver_service::identity::CallerName;
 use redeliver_store::Document;
 
-use crate::id::LetterId;
 use crate::ledger::State;
 use crate::letter::{ContentHash, HASH_BYTES};
 
@@ -97,7 +96,7 @@ pub fn skipped_in(state: State) -> Outcome {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Item {
     /// Its id.
-    pub id: LetterId,
+    pub id: Position,
     /// The hash of its content.
     pub content: ContentHash,
 }
@@ -340,8 +339,8 @@ pub fn chunks(items: &[Item]) -> Vec<v1::RedrivePlanChunk> {
             let mut chunk = v1::RedrivePlanChunk::default();
             for item in items {
                 // The items are in the order of topics, so that there are few.
-                if chunk.topics.last() != Some(&item.id.topic) {
-                    chunk.topics.push(item.id.topic.clone());
+                if chunk.topics.last().is_none_or(|last| **last != *item.id.topic) {
+                    chunk.topics.push(item.id.topic.to_string());
                 }
                 chunk.items.push(v1::RedrivePlanItem {
                     topic: u32::try_from(chunk.topics.len() - 1).unwrap_or(u32::MAX),
@@ -365,8 +364,8 @@ pub fn items(chunk: &v1::RedrivePlanChunk) -> Result<Vec<Item>, InvalidValue> {
         let is_valid = item.partition >= 0 && item.offset >= 0 && item.content_hash.len() == HASH_BYTES;
         let topic = topic.filter(|_| is_valid).ok_or(InvalidValue::Malformed)?;
         Ok(Item {
-            id: LetterId {
-                topic: topic.clone(),
+            id: Position {
+                topic: topic.as_str().into(),
                 partition: item.partition,
                 offset: item.offset,
             },
@@ -385,8 +384,8 @@ pub(crate) mod tests {
 
     pub(crate) fn item(topic: &str, offset: i64) -> Item {
         Item {
-            id: LetterId {
-                topic: topic.to_owned(),
+            id: Position {
+                topic: topic.into(),
                 partition: 0,
                 offset,
             },

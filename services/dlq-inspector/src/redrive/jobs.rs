@@ -106,7 +106,7 @@ impl Jobs {
     pub fn redriven_by(&self, item: &Item) -> Option<(Job, Option<Position>)> {
         let mut jobs = self.iter().rev().filter(|(_, _, job)| {
             let sources = &job.spec().sources;
-            job.kind == Kind::Redrive && sources.iter().any(|count| count.topic == item.id.topic)
+            job.kind == Kind::Redrive && sources.iter().any(|count| *count.topic == *item.id.topic)
         });
         jobs.find_map(|(_, entry, job)| {
             let (chunk, index) = entry.place_of(item)?;
@@ -211,15 +211,13 @@ impl Entry {
 
     /// The chunk of its plan that has an item, and the place of the item in it. Plans are in the order of ids.
     fn place_of(&self, item: &Item) -> Option<(u32, usize)> {
-        let key = |item: &Item| (item.id.topic.clone(), item.id.partition, item.id.offset);
-        let wanted = key(item);
         let (mut from, mut to) = (0, u32::try_from(self.plan.len()).unwrap_or(u32::MAX));
         while from < to {
             let middle = from + (to - from) / 2;
             let items = self.items(middle)?;
-            if items.last().is_none_or(|last| key(last) < wanted) {
+            if items.last().is_none_or(|last| last.id < item.id) {
                 from = middle + 1;
-            } else if items.first().is_some_and(|first| key(first) > wanted) {
+            } else if items.first().is_some_and(|first| first.id > item.id) {
                 to = middle;
             } else {
                 let index = items.iter().position(|found| found == item)?;

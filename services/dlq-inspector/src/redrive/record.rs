@@ -321,10 +321,10 @@ mod tests {
     use redeliver_core::kept::is_kept;
     use redeliver_core::pipeline::ReturnTo;
     use redeliver_core::route::{Arrival, reject};
+    use redeliver_testkit::record_at;
 
     use super::*;
     use crate::dialect::failure_headers;
-    use redeliver_testkit::record_at;
 
     const NOW: Timestamp = Timestamp::from_millis(1_700_000_000_000);
 

@@ -545,11 +545,7 @@ impl Source {
             Some(lookup) => lookup,
             None => known.lookup.insert(Lookup::for_runs(&self.kafka)?),
         };
-        let positions = items.iter().map(|item| Position {
-            topic: item.id.topic.as_str().into(),
-            partition: item.id.partition,
-            offset: item.id.offset,
-        });
+        let positions = items.iter().map(|item| item.id.clone());
         lookup.get_first(&positions.collect::<Vec<_>>(), STEP_BYTES, READ_TIMEOUT)
     }
 

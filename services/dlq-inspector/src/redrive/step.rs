@@ -333,6 +333,7 @@ mod tests {
     use bytes::Bytes;
     use redeliver_core::Pipeline;
     use redeliver_runtime::Config;
+    use redeliver_testkit::record_at;
 
     use super::super::job::tests::{item, job};
     use super::super::job::{EDIT_FORMAT, RedriveState};
@@ -340,7 +341,6 @@ mod tests {
     use super::super::{job, pace};
     use super::*;
     use crate::ledger::Update;
-    use redeliver_testkit::record_at;
 
     const NOW: Timestamp = Timestamp::from_millis(1_700_000_000_000);
 

@@ -161,10 +161,10 @@ mod tests {
     use redeliver_core::headers::{self, Origin};
     use redeliver_core::{Failure, Headers, HumanDuration};
     use redeliver_runtime::config::MaskingRule;
+    use redeliver_testkit::record_at;
 
     use super::*;
     use crate::masking::Masking;
-    use redeliver_testkit::record_at;
 
     const NOW: Timestamp = Timestamp::from_millis(1_000_000);
     const TIER: Place = Place::Tier(HumanDuration::from_secs(30));

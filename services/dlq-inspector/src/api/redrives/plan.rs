@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use bytes::Bytes;
-use redeliver_core::redrive;
+use redeliver_core::{Position, redrive};
 use redeliver_kafka::reader::{ReadError as KafkaReadError, TopicClient};
 use redeliver_proto::convert::{from_duration, to_duration};
 use redeliver_proto::error::{invalid, status};
@@ -20,7 +20,7 @@ use crate::access::Viewer;
 use crate::completeness::Completeness;
 use crate::filter::{Comparison, Expr, NumberField, NumberTest, Restriction};
 use crate::header_list;
-use crate::id::LetterId;
+use crate::id::parse_id;
 use crate::index::{self, Cursor, Direction, IndexedLetter, Page, PageLimit};
 use crate::letter::ContentHash;
 use crate::masking::Masking;
@@ -52,7 +52,7 @@ const DEFAULT_SHARE: f64 = 0.2;
 enum Selection {
     Matching(Expr),
     /// With the hashes of their contents, as far as the caller has given them.
-    Ids(Vec<(LetterId, Option<ContentHash>)>),
+    Ids(Vec<(Position, Option<ContentHash>)>),
 }
 
 /// Refuses a request id that its caller has used for another request.
@@ -131,10 +131,7 @@ impl Api {
         let record = plan.record(spec, warnings, key);
         let mut items = plan.items;
         // So that they are read from Kafka one after the other.
-        items.sort_by(|one, other| {
-            let key = |item: &Item| (item.id.partition, item.id.offset);
-            one.id.topic.cmp(&other.id.topic).then(key(one).cmp(&key(other)))
-        });
+        items.sort_by(|one, other| one.id.cmp(&other.id));
         self.write_job(viewer, Change::Plan(Box::new(record), items.into()))
             .await
     }
@@ -219,10 +216,11 @@ impl Api {
                 return Err(invalid("ids", problem, "IDS_INVALID", []));
             }
             let parse = |id: &String| {
-                let parsed: Result<LetterId, _> = id.parse();
-                parsed.map_err(|error| invalid("ids", format!("`{}` {error}", bounded(id)), "ID_INVALID", []))
+                let invalid_id =
+                    |error| invalid("ids", format!("`{}` {error}", bounded(id)), "ID_INVALID", []);
+                parse_id(id).map_err(invalid_id)
             };
-            let ids: Vec<LetterId> = request.ids.iter().map(parse).collect::<Result<_, _>>()?;
+            let ids: Vec<Position> = request.ids.iter().map(parse).collect::<Result<_, _>>()?;
             let hashes = content_hashes(request)?;
             return Ok(Selection::Ids(ids.into_iter().zip(hashes).collect()));
         }
@@ -280,7 +278,7 @@ impl Api {
     async fn add_ids(
         &self,
         viewer: &Viewer,
-        mut ids: Vec<(LetterId, Option<ContentHash>)>,
+        mut ids: Vec<(Position, Option<ContentHash>)>,
         plan: &mut Plan,
     ) -> Result<(), Status> {
         for (id, content) in &ids {
@@ -290,8 +288,7 @@ impl Api {
                 viewer.require_contents(&id.topic)?;
             }
         }
-        let key = |(id, _): &(LetterId, _)| (id.topic.clone(), id.partition, id.offset);
-        ids.sort_by_key(key);
+        ids.sort_by(|(one, _), (other, _)| one.cmp(other));
         ids.dedup_by(|(one, _), (other, _)| one == other);
         for some in ids.chunks(CHUNK as usize) {
             let wanted = some.to_vec();
@@ -502,7 +499,7 @@ impl Plan {
         }
     }
 
-    pub(super) fn refuse(&mut self, skip: Outcome, id: &LetterId) {
+    pub(super) fn refuse(&mut self, skip: Outcome, id: &Position) {
         let (count, _) = self.refused.entry(skip).or_insert_with(|| (0, id.to_string()));
         *count += 1;
     }
@@ -551,7 +548,7 @@ impl Plan {
             let headers = header_list::decode(&letter.headers);
             self.partly_indexed += u32::from(letter.is_partly_indexed(&headers));
         }
-        *self.sources.entry(letter.id.topic.clone()).or_default() += 1;
+        *self.sources.entry(letter.id.topic.to_string()).or_default() += 1;
         self.items.push(Item {
             id: letter.id.clone(),
             content: letter.content,
@@ -676,7 +673,7 @@ mod tests {
     use super::*;
     use crate::dialect::Facts;
     use crate::fingerprint::GroupId;
-    use crate::ledger::State;
+    use crate::ledger::{Entry, State};
     use crate::letter::{HASH_BYTES, MAX_KEY, headers_size};
 
     /// A dead letter of another framework, whose record was read from this topic.
@@ -686,17 +683,15 @@ mod tests {
             .collect();
         let now = Timestamp::from_millis(1_000);
         IndexedLetter {
-            id: LetterId {
-                topic: "spring-dlq".to_owned(),
+            id: Position {
+                topic: "spring-dlq".into(),
                 partition: 0,
                 offset,
             },
             dead_at: now,
             indexed_at: now,
             state: State::Open,
-            state_time: None,
-            state_by: String::new(),
-            state_note: String::new(),
+            entry: Entry::default(),
             facts: Facts::read(&headers),
             value_size: Some(7),
             content: [0; HASH_BYTES],

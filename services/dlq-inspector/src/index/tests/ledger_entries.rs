@@ -18,16 +18,16 @@ fn entry_applies_before_or_after_letter() {
     assert_eq!(fixture.matching("state = DISCARDED"), [1]);
     let redriven = fixture.get("t-dlq/0/3").unwrap();
     assert_eq!(
-        (redriven.state, redriven.state_by.as_str()),
+        (redriven.state, redriven.entry.by.as_str()),
         (State::Redriven, "ann")
     );
     assert_eq!(
-        (redriven.state_note.as_str(), redriven.state_time),
+        (redriven.entry.note.as_str(), redriven.entry.time),
         ("because", Some(Timestamp::from_millis(9)))
     );
     fixture.mark("t-dlq/0/1", None);
     let open = fixture.get("t-dlq/0/1").unwrap();
-    assert_eq!((open.state, open.state_by.as_str()), (State::Open, ""));
+    assert_eq!((open.state, open.entry.by.as_str()), (State::Open, ""));
     fixture.apply(&[Change::ForgetLedger]);
     assert_eq!(fixture.matching("state = OPEN"), [3, 2, 1]);
 }
@@ -78,7 +78,7 @@ fn entry_of_another_record_is_ignored() {
     fixture.apply(&[forget("t-dlq"), Change::Letters(vec![second.clone()])]);
     let found = fixture.get("t-dlq/0/1").unwrap();
     assert_eq!(
-        (found.state, found.state_by.as_str(), found.content),
+        (found.state, found.entry.by.as_str(), found.content),
         (State::Open, "", second.content)
     );
     for (state, content, expected) in [
@@ -130,7 +130,7 @@ fn executor_and_index_agree() {
                     content: letter.content,
                 };
                 assert_eq!(states.state(&item, Some(letter.dead_at)), found.state, "{id}");
-                assert_eq!((found.state, found.state_by), *expected, "{id} {entries_first}");
+                assert_eq!((found.state, found.entry.by), *expected, "{id} {entries_first}");
             }
         }
     }
