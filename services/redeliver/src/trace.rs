@@ -7,10 +7,8 @@ use std::time::Duration;
 use clap::Args;
 use redeliver_client::WaitingClient;
 use redeliver_client::convert::from_duration;
-use redeliver_client::messages::{
-    PipelineTrace, Position, TraceEvent, TraceOutcome, TraceRecordRequest, TraceStep,
-};
-use redeliver_core::HumanDuration;
+use redeliver_client::messages::{PipelineTrace, TraceEvent, TraceOutcome, TraceRecordRequest, TraceStep};
+use redeliver_core::{HumanDuration, Position};
 use redeliver_dlq_inspector::id::parse_id;
 
 use crate::connection::CliError;
@@ -24,7 +22,7 @@ use crate::waiting::with_progress;
 pub(crate) struct TraceArgs {
     /// Position of any copy of the record, topic/partition/offset: in the source, a tier, the due topic, an output or the dead letters
     #[arg(value_name = "POSITION", value_parser = parse_id)]
-    position: redeliver_core::Position,
+    position: Position,
     /// Only in this pipeline (default: in all that have the topic)
     #[arg(long, value_name = "NAME", default_value = "", hide_default_value = true)]
     pipeline: String,

@@ -131,7 +131,7 @@ fn at(time: i64, topic: &str, partition: i32, offset: i64, headers: &[(&str, &st
 
 fn update(id: &str, state: Option<State>, content: Option<ContentHash>) -> Update {
     Update {
-        id: id.parse().unwrap(),
+        id: parse_id(id).unwrap(),
         entry: state.map(|state| Entry {
             state,
             time: Some(Timestamp::from_millis(9)),

@@ -489,16 +489,16 @@ mod tests {
         let job = format!("{:?}", read_job(&Bytes::from(line), &TimeZone::UTC).unwrap());
         for part in [
             "sms",
-            "90s",
+            "seconds: 90",
             "a\\\": 1.0",
             "b\"k\"",
             "\"h\"",
             "\"n\"",
             "\"i\"",
-            "300s",
+            "seconds: 300",
             "\"r\"",
             "High",
-            "replaces: true",
+            "Replace",
         ] {
             assert!(job.contains(part), "{part} in {job}");
         }

@@ -48,7 +48,7 @@ fn newest_entry_counts_in_any_order() {
             let mut fixture = Fixture::new();
             let dead = letter("t-dlq", 0, 1, &[]);
             let planned = Item {
-                id: "t-dlq/0/1".parse().unwrap(),
+                id: parse_id("t-dlq/0/1").unwrap(),
                 content: dead.content,
             };
             fixture.put(vec![dead]);
@@ -126,7 +126,7 @@ fn executor_and_index_agree() {
                 let id = letter.position.to_string();
                 let found = fixture.get(&id).unwrap();
                 let item = Item {
-                    id: id.parse().unwrap(),
+                    id: parse_id(&id).unwrap(),
                     content: letter.content,
                 };
                 assert_eq!(states.state(&item, Some(letter.dead_at)), found.state, "{id}");
