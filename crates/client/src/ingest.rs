@@ -97,11 +97,12 @@ impl IngestTopic {
     /// [`InvalidCommand::Request`] if the request is invalid.
     pub fn schedule(&self, job: &JobRequest) -> Result<Output, InvalidCommand> {
         let spec = job.to_spec()?;
-        let partition = job
-            .idempotency()
-            .map(|key| shard_of(job.app(), key, self.partitions));
-        let key = job.target_key().cloned();
-        Ok(self.record(partition, key, Command::Schedule(spec), job.trace_context()))
+        let partition = spec
+            .idempotency_key
+            .as_ref()
+            .map(|key| shard_of(&spec.app, key, self.partitions));
+        let (key, trace) = (spec.key.clone(), job.trace.as_ref());
+        Ok(self.record(partition, key, Command::Schedule(spec), trace))
     }
 
     /// The record that requests the cancellation of a job.

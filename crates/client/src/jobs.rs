@@ -100,7 +100,7 @@ impl JobClient {
             job: Some(job.to_spec()?),
             no_wait,
         });
-        if let Some(trace) = job.trace_context() {
+        if let Some(trace) = &job.trace {
             let pairs = [
                 ("traceparent", Some(&trace.traceparent)),
                 ("tracestate", trace.tracestate.as_ref()),

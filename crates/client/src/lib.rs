@@ -13,7 +13,7 @@
 //! | [`OverviewClient`] | what happens in all pipelines now, and what is wrong, over gRPC |
 //! | [`AuditClient`] | lists who has changed or seen what over gRPC |
 //!
-//! Requests and answers are the [`messages`] of the protocol, and `proto/redeliver/v1` documents their fields. A text that is not set is empty. A value of
+//! Requests and answers are the [`messages`] of the protocol. A text that is not set is empty. A value of
 //! an enumeration is read with the function of its name, such as `letter.state()`; one of a newer version is the default value. Those that commands show have
 //! a [name](messages::DeadLetterState::name). [`convert`] has functions for times, durations and headers.
 //!

@@ -5,8 +5,8 @@ use std::time::Duration;
 use bytes::Bytes;
 use redeliver_core::headers::TraceContext;
 use redeliver_core::job::Priority;
-use redeliver_core::{Headers, HumanDuration, Timestamp};
-use redeliver_proto::convert::{to_duration, to_headers, to_priority, to_timestamp};
+use redeliver_core::{HumanDuration, Timestamp};
+use redeliver_proto::convert::{time_of_record, to_duration, to_priority};
 use redeliver_proto::v1;
 
 /// When a job is due.
@@ -21,17 +21,9 @@ pub enum When {
 /// A request to schedule a job.
 #[derive(Clone, Debug)]
 pub struct JobRequest {
-    app: String,
-    when: When,
-    priority: Priority,
-    idempotency_key: Option<String>,
-    replaces: bool,
-    data: Bytes,
-    key: Option<Bytes>,
-    headers: Headers,
-    expire_after: Option<Duration>,
-    request_id: Option<String>,
-    trace: Option<TraceContext>,
+    /// Without a due time if that is out of range.
+    spec: v1::JobSpec,
+    pub(crate) trace: Option<TraceContext>,
 }
 
 /// The request is invalid.
@@ -46,8 +38,10 @@ pub struct InvalidRequest {
 
 /// The maximum length of an idempotency key, in bytes.
 const MAX_KEY: usize = 512;
-/// The range of protobuf timestamps, in milliseconds since the Unix epoch: the years 1 to 9999.
-const VALID_TIMES: std::ops::RangeInclusive<i64> = -62_135_596_800_000..=253_402_300_799_999;
+const INVALID_TIME: InvalidRequest = InvalidRequest {
+    field: "scheduled_time",
+    problem: "is not in the years 1 to 9999",
+};
 
 impl JobRequest {
     /// A job for an application, which the scheduler's configuration must declare, with a due time.
@@ -65,53 +59,51 @@ impl JobRequest {
     /// A job for an application.
     #[must_use]
     pub fn new(app: impl Into<String>, when: When) -> Self {
-        Self {
+        let spec = v1::JobSpec {
             app: app.into(),
-            when,
-            priority: Priority::default(),
-            idempotency_key: None,
-            replaces: false,
-            data: Bytes::new(),
-            key: None,
-            headers: Headers::new(),
-            expire_after: None,
-            request_id: None,
-            trace: None,
-        }
+            when: when.to_spec().ok(),
+            priority: v1::Priority::Normal.into(),
+            ..v1::JobSpec::default()
+        };
+        spec.into()
     }
 
     /// The value of the record to dispatch. Default: empty.
     #[must_use]
     pub fn data(mut self, data: impl Into<Bytes>) -> Self {
-        self.data = data.into();
+        self.spec.data = data.into();
         self
     }
 
     /// The key of the record to dispatch, which chooses its partition. Default: null.
     #[must_use]
     pub fn key(mut self, key: impl Into<Bytes>) -> Self {
-        self.key = Some(key.into());
+        self.spec.key = Some(key.into());
         self
     }
 
     /// Adds a header to the record to dispatch. Names can repeat.
     #[must_use]
-    pub fn header(mut self, name: &str, value: impl AsRef<[u8]>) -> Self {
-        self.headers.push(name, Some(value.as_ref()));
-        self
+    pub fn header(self, name: &str, value: impl AsRef<[u8]>) -> Self {
+        self.any_header(name, Some(Bytes::copy_from_slice(value.as_ref())))
     }
 
     /// Adds a header with a null value to the record to dispatch.
     #[must_use]
-    pub fn null_header(mut self, name: &str) -> Self {
-        self.headers.push(name, None);
+    pub fn null_header(self, name: &str) -> Self {
+        self.any_header(name, None)
+    }
+
+    fn any_header(mut self, name: &str, value: Option<Bytes>) -> Self {
+        let name = name.to_owned();
+        self.spec.headers.push(v1::Header { name, value });
         self
     }
 
     /// The priority. Default: normal.
     #[must_use]
     pub fn priority(mut self, priority: Priority) -> Self {
-        self.priority = priority;
+        self.spec.priority = to_priority(priority).into();
         self
     }
 
@@ -119,7 +111,7 @@ impl JobRequest {
     /// 24 hours. At most 512 bytes.
     #[must_use]
     pub fn idempotency_key(mut self, key: impl Into<String>) -> Self {
-        self.idempotency_key = Some(key.into());
+        self.spec.idempotency_key = Some(key.into());
         self
     }
 
@@ -129,21 +121,21 @@ impl JobRequest {
     /// request id, such as the id of the event. Default: the first one counts, and one with different content is refused.
     #[must_use]
     pub fn replace(mut self) -> Self {
-        self.replaces = true;
+        self.spec.on_conflict = v1::ConflictPolicy::Replace.into();
         self
     }
 
     /// How long after its due time the job can still be dispatched. Default: without limit.
     #[must_use]
     pub fn expire_after(mut self, duration: Duration) -> Self {
-        self.expire_after = Some(duration);
+        self.spec.expire_after = Some(to_duration(HumanDuration::from(duration)));
         self
     }
 
     /// An id for the request, which is stored with the job.
     #[must_use]
     pub fn request_id(mut self, id: impl Into<String>) -> Self {
-        self.request_id = Some(id.into());
+        self.spec.request_id = Some(id.into());
         self
     }
 
@@ -159,81 +151,42 @@ impl JobRequest {
     /// # Errors
     /// The first invalid field.
     pub fn check(&self) -> Result<(), InvalidRequest> {
-        self.to_spec().map(drop)
-    }
-
-    pub(crate) fn app(&self) -> &str {
-        &self.app
-    }
-
-    pub(crate) fn idempotency(&self) -> Option<&str> {
-        self.idempotency_key.as_deref()
-    }
-
-    pub(crate) fn target_key(&self) -> Option<&Bytes> {
-        self.key.as_ref()
-    }
-
-    pub(crate) fn trace_context(&self) -> Option<&TraceContext> {
-        self.trace.as_ref()
+        let wrong = |field, problem| Err(InvalidRequest { field, problem });
+        let spec = &self.spec;
+        match spec.idempotency_key.as_deref() {
+            _ if spec.app.is_empty() => wrong("app", "is empty"),
+            Some("") => wrong("idempotency_key", "is empty; omit it instead"),
+            Some(key) if key.len() > MAX_KEY => wrong("idempotency_key", "is longer than 512 bytes"),
+            None if spec.on_conflict() == v1::ConflictPolicy::Replace => {
+                wrong("on_conflict", "is replace, which needs an idempotency_key")
+            }
+            _ if spec.request_id.as_deref() == Some("") => wrong("request_id", "is empty; omit it instead"),
+            _ if spec.when.is_none() => Err(INVALID_TIME),
+            _ => Ok(()),
+        }
     }
 
     pub(crate) fn to_spec(&self) -> Result<v1::JobSpec, InvalidRequest> {
-        let wrong = |field, problem| Err(InvalidRequest { field, problem });
-        if self.app.is_empty() {
-            return wrong("app", "is empty");
-        }
-        match self.idempotency() {
-            Some("") => return wrong("idempotency_key", "is empty; omit it instead"),
-            Some(key) if key.len() > MAX_KEY => {
-                return wrong("idempotency_key", "is longer than 512 bytes");
-            }
-            None if self.replaces => {
-                return wrong("on_conflict", "is replace, which needs an idempotency_key");
-            }
-            Some(_) | None => {}
-        }
-        if self.request_id.as_deref() == Some("") {
-            return wrong("request_id", "is empty; omit it instead");
-        }
-        Ok(v1::JobSpec {
-            app: self.app.clone(),
-            when: Some(self.when.to_spec()?),
-            priority: to_priority(self.priority).into(),
-            idempotency_key: self.idempotency_key.clone(),
-            data: self.data.clone(),
-            key: self.key.clone(),
-            headers: to_headers(&self.headers),
-            expire_after: self
-                .expire_after
-                .map(|duration| to_duration(HumanDuration::from(duration))),
-            request_id: self.request_id.clone(),
-            on_conflict: if self.replaces {
-                v1::ConflictPolicy::Replace.into()
-            } else {
-                v1::ConflictPolicy::Unspecified.into()
-            },
-        })
+        self.check().map(|()| self.spec.clone())
+    }
+}
+
+/// A request as the protocol has it.
+impl From<v1::JobSpec> for JobRequest {
+    fn from(spec: v1::JobSpec) -> Self {
+        Self { spec, trace: None }
     }
 }
 
 impl When {
-    fn check(self) -> Result<(), InvalidRequest> {
-        match self {
-            Self::At(time) if !VALID_TIMES.contains(&time.as_millis()) => Err(InvalidRequest {
-                field: "scheduled_time",
-                problem: "is not in the years 1 to 9999",
-            }),
-            Self::At(_) | Self::After(_) => Ok(()),
-        }
-    }
-
     fn to_spec(self) -> Result<v1::job_spec::When, InvalidRequest> {
-        self.check()?;
-        Ok(match self {
-            Self::At(time) => v1::job_spec::When::ScheduledTime(to_timestamp(time)),
-            Self::After(delay) => v1::job_spec::When::Delay(to_duration(HumanDuration::from(delay))),
-        })
+        match self {
+            Self::At(time) => {
+                let time = time_of_record(time).ok_or(INVALID_TIME)?;
+                Ok(v1::job_spec::When::ScheduledTime(time))
+            }
+            Self::After(delay) => Ok(v1::job_spec::When::Delay(to_duration(HumanDuration::from(delay)))),
+        }
     }
 
     pub(crate) fn to_command(self) -> Result<v1::reschedule_job::When, InvalidRequest> {
@@ -253,6 +206,7 @@ impl When {
 
 #[cfg(test)]
 mod tests {
+    use redeliver_core::Headers;
     use redeliver_proto::convert::{from_duration, from_headers, from_timestamp};
 
     use super::*;

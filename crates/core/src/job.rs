@@ -149,12 +149,6 @@ impl Priority {
     }
 }
 
-impl fmt::Display for Priority {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(self.as_str())
-    }
-}
-
 impl FromStr for Priority {
     type Err = UnknownName;
 
@@ -244,7 +238,7 @@ mod tests {
     #[test]
     fn priorities_and_states_are_parsed_back() {
         for priority in [Priority::High, Priority::Normal, Priority::Low] {
-            assert_eq!(priority.to_string().parse(), Ok(priority));
+            assert_eq!(priority.as_str().parse(), Ok(priority));
         }
         for state in [
             JobState::Scheduled,

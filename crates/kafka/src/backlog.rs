@@ -21,7 +21,7 @@ use crate::unfinished::{Groups, Unfinished};
 
 /// How often the records are counted if topics are deleted meanwhile.
 const MAX_COUNTS: u32 = 3;
-/// How long [`reachable_heads`] waits for leaders.
+/// How long [`Mode::Reachable`] waits for leaders.
 const LEADERS: Duration = Duration::from_secs(4);
 /// Maximum number of offsets up to the end that are read and counted.
 const NEAR: i64 = 1_000;
@@ -60,8 +60,20 @@ pub struct Head<T> {
     pub backlog: Backlog,
     /// What was read of the first of these records of each partition.
     pub first: Vec<T>,
-    /// Partitions that have no leader, or whose leaders do not answer; the backlog may be without them. Empty except for [`reachable_heads`].
+    /// Partitions that have no leader, or whose leaders do not answer; the backlog may be without them. Empty except with [`Mode::Reachable`].
     pub unreachable: Vec<i32>,
+}
+
+/// What a count reads, and what it waits for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Mode {
+    /// No first records. Waits for open transactions in the topics.
+    Backlogs,
+    /// The first incomplete records of each partition, too. Does not wait for open transactions in the topics.
+    Heads,
+    /// As [`Mode::Heads`], of what can be read at the moment. Does not wait for open transactions of the groups either. A backlog whose records
+    /// are not read in time is an upper bound.
+    Reachable,
 }
 
 /// The backlogs of these pairs of a group and a topic; each topic may occur once. Does not join the groups. Leaves out
@@ -74,46 +86,26 @@ pub fn backlogs(
     topics: &[(String, Arc<str>)],
     timeout: Duration,
 ) -> Result<BTreeMap<Arc<str>, Backlog>, ReadError> {
-    let heads = count_again_if_deleted(|| count(settings, topics, NEAR, Mode::Backlogs, timeout, |_| ()))?;
-    let heads = heads.into_iter();
+    let heads = heads(settings, topics, Mode::Backlogs, NEAR, timeout, |_| ())?.into_iter();
     Ok(heads.map(|(topic, head)| (topic, head.backlog)).collect())
 }
 
 /// As [`backlogs`], with what `read` returns for the first incomplete records of each partition: those among the first
-/// `offsets` offsets. Does not wait for open transactions in the topics.
+/// `offsets` offsets.
 ///
 /// # Errors
-/// As [`backlogs`].
+/// As [`backlogs`]; with [`Mode::Reachable`], only if the broker does not answer.
 pub fn heads<T>(
     settings: &KafkaSettings,
     topics: &[(String, Arc<str>)],
+    mode: Mode,
     offsets: i64,
     timeout: Duration,
     read: impl Fn(Record) -> T,
 ) -> Result<BTreeMap<Arc<str>, Head<T>>, ReadError> {
-    count_again_if_deleted(|| count(settings, topics, offsets, Mode::Heads, timeout, &read))
-}
-
-/// As [`heads`], of what can be read at the moment. Does not wait for open transactions of the groups either. A backlog whose records are not
-/// read within `timeout` is an upper bound.
-///
-/// # Errors
-/// If the broker does not answer.
-pub fn reachable_heads<T>(
-    settings: &KafkaSettings,
-    topics: &[(String, Arc<str>)],
-    offsets: i64,
-    timeout: Duration,
-    read: impl Fn(Record) -> T,
-) -> Result<BTreeMap<Arc<str>, Head<T>>, ReadError> {
-    count_again_if_deleted(|| count(settings, topics, offsets, Mode::Reachable, timeout, &read))
-}
-
-/// A topic may be deleted after its bounds were read. The next count leaves it out.
-fn count_again_if_deleted<T>(
-    count: impl Fn() -> Result<BTreeMap<Arc<str>, Head<T>>, ReadError>,
-) -> Result<BTreeMap<Arc<str>, Head<T>>, ReadError> {
+    let count = || count(settings, topics, mode, offsets, timeout, &read);
     let mut counted = count();
+    // A topic may be deleted after its bounds were read. The next count leaves it out.
     for _ in 1..MAX_COUNTS {
         match &counted {
             Err(ReadError::Kafka { source, .. }) if is_unknown(source) => counted = count(),
@@ -123,21 +115,13 @@ fn count_again_if_deleted<T>(
     counted
 }
 
-/// What a count is for.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Mode {
-    Backlogs,
-    Heads,
-    Reachable,
-}
-
 /// Reads partitions with up to `near` offsets after the committed one, and except for [`Mode::Backlogs`] the first `near` offsets of
 /// the others.
 fn count<T>(
     settings: &KafkaSettings,
     topics: &[(String, Arc<str>)],
-    near: i64,
     mode: Mode,
+    near: i64,
     timeout: Duration,
     read: impl Fn(Record) -> T,
 ) -> Result<BTreeMap<Arc<str>, Head<T>>, ReadError> {

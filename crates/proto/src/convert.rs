@@ -79,6 +79,16 @@ impl From<v1::Position> for Position {
     }
 }
 
+impl From<&Position> for v1::Position {
+    fn from(position: &Position) -> Self {
+        Self {
+            topic: position.topic.to_string(),
+            partition: position.partition,
+            offset: position.offset,
+        }
+    }
+}
+
 impl fmt::Display for v1::Position {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}/{}/{}", self.topic, self.partition, self.offset)

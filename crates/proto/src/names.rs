@@ -38,6 +38,7 @@ names! {
     GapPolicy: "GAP_POLICY_", None, "_";
     OverlapPolicy: "OVERLAP_POLICY_", None, "_";
     MisfirePolicy: "MISFIRE_POLICY_", Some("once"), "_";
+    OccurrenceReason: "OCCURRENCE_REASON_", Some("unspecified"), "_";
     SchemaFormat: "SCHEMA_FORMAT_", None, "_";
     TraceEvent: "TRACE_EVENT_", Some("other"), "_";
     TraceOutcome: "TRACE_OUTCOME_", Some("unknown"), "_";

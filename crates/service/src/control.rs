@@ -129,7 +129,7 @@ impl Control {
     /// is in the topic in any case.
     pub async fn wait_applied(&self, name: &ControlName, revision: u64) {
         let has_read = |snapshot: &Snapshot| {
-            let value = snapshot.get(name);
+            let value = snapshot.table.get(name);
             value.is_some_and(|value| value.revision >= revision)
         };
         self.replica.wait_applied(has_read).await;

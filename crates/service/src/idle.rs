@@ -19,7 +19,7 @@ use redeliver_core::pipeline::retry_tier_group;
 use redeliver_core::wait::LogThrottle;
 use redeliver_core::{Clock, HumanDuration, Pipeline, Record, Timestamp};
 use redeliver_kafka::KafkaSettings;
-use redeliver_kafka::backlog::{Head, heads};
+use redeliver_kafka::backlog::{Head, Mode, heads};
 use redeliver_kafka::ends::settled_ends;
 use redeliver_kafka::reader::ReadError;
 use redeliver_runtime::Config;
@@ -295,7 +295,7 @@ fn read(
         headers.process_after(now, MAX_WAIT).ok()
     };
     let heads: BTreeMap<Arc<str>, Head<Option<Timestamp>>> =
-        heads(kafka, &pairs, offsets, timeout, due_time)?;
+        heads(kafka, &pairs, Mode::Heads, offsets, timeout, due_time)?;
     let seen = heads.into_iter().map(|(topic, head)| {
         let seen = Seen {
             is_all: head.backlog.is_exact,

@@ -9,7 +9,7 @@ use redeliver_core::headers::ReservedHeaders;
 use redeliver_core::pipeline::{TopicRole, retry_tier_group};
 use redeliver_core::{Clock as _, Record, SystemClock, Timestamp};
 use redeliver_kafka::KafkaSettings;
-use redeliver_kafka::backlog::{Backlog, Head, reachable_heads};
+use redeliver_kafka::backlog::{Backlog, Head, Mode, heads};
 use redeliver_kafka::reader::ReadError;
 use redeliver_runtime::Config;
 
@@ -130,7 +130,7 @@ pub fn waiting(
         .iter()
         .map(|queue| (queue.group.clone(), queue.topic.clone()))
         .collect();
-    let mut heads = reachable_heads(kafka, &pairs, HEAD, timeout, |record| due_time(&record))?;
+    let mut heads = heads(kafka, &pairs, Mode::Reachable, HEAD, timeout, |record| due_time(&record))?;
     let waiting = queues.iter().filter_map(|queue| {
         let Head {
             backlog,

@@ -5,7 +5,6 @@
 //! until that is complete. Reading again, and each change, continue where the topic was last read to its end, unless it was created again.
 
 use std::collections::BTreeMap;
-use std::ops::{Deref, DerefMut};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -39,9 +38,7 @@ const CONTINUES_WITHIN: Duration = Duration::from_secs(3_600);
 const APPLY_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// What a process knows of a topic: its table, and what else its user needs.
-pub trait State:
-    Clone + Default + Deref<Target = Table<Self::Document>> + DerefMut + PartialEq + Send + Sync + 'static
-{
+pub trait State: Clone + Default + PartialEq + Send + Sync + 'static {
     /// What the table contains.
     type Document: Document;
 
@@ -53,14 +50,15 @@ pub trait State:
     /// process waits for the topic.
     const IS_OPTIONAL: bool;
 
+    /// The documents.
+    fn table(&self) -> &Table<Self::Document>;
+
     /// Applies a record that is newer than all before.
-    fn apply(&mut self, record: &Record) {
-        self.apply_record(record);
-    }
+    fn apply(&mut self, record: &Record);
 
     /// What is not, or not completely, used as it was written, by the key of the record.
     fn problems(&self) -> BTreeMap<String, Problem<Self::Document>> {
-        self.document_problems()
+        self.table().document_problems()
     }
 
     /// Logs documents that are new or [lost](Table::lost).
@@ -435,7 +433,7 @@ impl<S: State> Follower<S> {
         }
         let (before, problems) = (self.current(), state.problems());
         let gauge = |count: usize| i64::try_from(count).unwrap_or(i64::MAX);
-        self.metrics.values.set(gauge(state.count()));
+        self.metrics.values.set(gauge(state.table().count()));
         self.metrics.problems.set(gauge(problems.len()));
         let damaged = problems.values().filter(|problem| problem.is_damaged());
         self.metrics.unreadable.set(gauge(damaged.count()));
@@ -508,26 +506,20 @@ pub(crate) mod tests {
     #[derive(Clone, Debug, Default, PartialEq)]
     pub(crate) struct Notes(Table<Note>);
 
-    impl Deref for Notes {
-        type Target = Table<Note>;
-
-        fn deref(&self) -> &Table<Note> {
-            &self.0
-        }
-    }
-
-    impl DerefMut for Notes {
-        fn deref_mut(&mut self) -> &mut Table<Note> {
-            &mut self.0
-        }
-    }
-
     impl State for Notes {
         type Document = Note;
 
         const TOPIC: &'static str = "topic of notes";
         const NAME: &'static str = "notes";
         const IS_OPTIONAL: bool = false;
+
+        fn table(&self) -> &Table<Note> {
+            &self.0
+        }
+
+        fn apply(&mut self, record: &Record) {
+            self.0.apply_record(record);
+        }
 
         fn log_changes(&self, _topic: &str, _before: &Self) {}
     }

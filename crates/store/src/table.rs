@@ -209,7 +209,7 @@ impl<D: Document> Table<D> {
 
 #[cfg(test)]
 pub(crate) mod tests {
-    use redeliver_core::{Headers, Position};
+    use redeliver_testkit::record;
 
     use super::*;
 
@@ -270,21 +270,6 @@ pub(crate) mod tests {
 
         fn is_newer(&self) -> bool {
             self.change_id.starts_with(b"newer")
-        }
-    }
-
-    pub(crate) fn record(key: &str, value: Option<Bytes>) -> Record {
-        Record {
-            position: Position {
-                topic: "notes".into(),
-                partition: 0,
-                offset: 0,
-            },
-            timestamp: None,
-            key: Some(Bytes::copy_from_slice(key.as_bytes())),
-            value,
-            headers: Headers::new(),
-            unreadable_headers: 0,
         }
     }
 

@@ -183,7 +183,7 @@ impl<C: Change> Writer<C> {
         let changed = written.unwrap_or_else(|_| Err(ChangeError::Unconfirmed(panicked.to_owned())))?;
         if let Some(document) = &changed.document {
             let is_applied = |state: &C::State| {
-                let known = state.get(&changed.key);
+                let known = state.table().get(&changed.key);
                 known.is_some_and(|known| known.revision() >= document.revision())
             };
             self.0.replica.wait_applied(is_applied).await;
@@ -268,7 +268,7 @@ impl<S: State> Tail<S> {
     fn apply(&mut self, record: &Record) {
         State::apply(&mut self.state, record);
         // Another change may come right after it.
-        if let Some(document) = S::Document::key_of(record).and_then(|key| self.state.get(&key))
+        if let Some(document) = S::Document::key_of(record).and_then(|key| self.state.table().get(&key))
             && let Some(own) = self.own.get_mut(document.change_id())
         {
             *own = Some(document.clone());
@@ -292,17 +292,17 @@ impl<S: State> Tail<S> {
             });
         }
         let state = &mut self.state;
-        if let Some(problem) = state.problem(&key) {
+        if let Some(problem) = state.table().problem(&key) {
             return Err(ChangeError::Unsupported(problem));
         }
-        let revision = state.get(&key).map_or(0, |current| current.revision());
+        let revision = state.table().get(&key).map_or(0, |current| current.revision());
         let expected = change.expected_revision();
         if expected.is_some_and(|expected| expected != revision) {
             return Err(ChangeError::Revised(revision));
         }
         match change.decide(state, id).map_err(ChangeError::Refused)? {
             Decision::Unchanged(key) => Ok(Changed {
-                document: state.get(&key).cloned(),
+                document: state.table().get(&key).cloned(),
                 key,
                 is_written: false,
             }),

@@ -30,6 +30,7 @@
 //! | `jwt` | an issuer of JSON Web Tokens; feature `jwt` |
 //! | [`languages`] | programs in Python, Node.js and Java |
 //! | [`plan`] | which record fails how at that endpoint, as a pure function |
+//! | [`record`](mod@record) | records in memory |
 //! | [`port`] | TCP ports that stay free |
 //! | [`daemon`] | a server that outlives the program that started it |
 //! | [`scratch`] | directories that are removed, even after a killed test run |
@@ -72,6 +73,7 @@ pub mod otlp_receiver;
 pub mod plan;
 pub mod port;
 pub mod process;
+pub mod record;
 pub mod scratch;
 mod seed;
 #[cfg(feature = "services")]
@@ -101,6 +103,7 @@ pub use otlp_receiver::{OtlpReceiver, ReceivedSpan};
 pub use plan::{Fate, Plan, Trouble};
 pub use port::free_port;
 pub use process::{CommandOutput, Process, binary, run};
+pub use record::{record, record_at};
 pub use seed::chaos_random;
 #[cfg(feature = "services")]
 pub use service_process::ServiceProcess;

@@ -357,7 +357,7 @@ pub(crate) fn named_topics(filter: &Expr) -> Vec<&str> {
     match filter {
         Expr::And(parts) | Expr::Or(parts) => parts.iter().flat_map(named_topics).collect(),
         Expr::Not(inner) => named_topics(inner),
-        Expr::Is(Restriction::Id(id)) => vec![&id.topic],
+        Expr::Is(Restriction::Id(id)) => vec![&*id.topic],
         Expr::Is(Restriction::Text(TextField::Topic, TextTest::Equal(topic))) => vec![topic],
         Expr::Is(_) => Vec::new(),
     }

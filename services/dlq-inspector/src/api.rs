@@ -22,7 +22,7 @@ use std::time::{Duration, Instant};
 
 use futures::Stream;
 use prometheus_client::metrics::counter::Counter;
-use redeliver_core::{Clock, Position};
+use redeliver_core::Clock;
 use redeliver_kafka::KafkaSettings;
 use redeliver_kafka::lookup::StoredRecord;
 use redeliver_kafka::reader::ReadError as KafkaReadError;
@@ -44,7 +44,7 @@ use crate::decoding_pool::DecodingPool;
 use crate::filter::{self, Expr, FilterError, Restriction};
 use crate::group_states::change::{Change, ChangeRequest};
 use crate::group_states::{Decided, GroupStates};
-use crate::id::LetterId;
+use crate::id::parse_id;
 use crate::index::{self, IndexedLetter, Pool, QUERY_TIMEOUT, QUEUE_TIMEOUT, ReadError};
 use crate::letter::content_hash;
 use crate::lookup_pool::LookupPool;
@@ -276,11 +276,7 @@ impl Api {
 
     /// What Kafka has at the positions of dead letters.
     async fn lookup(&self, letters: &[&IndexedLetter]) -> Result<Vec<Option<StoredRecord>>, Status> {
-        let positions = letters.iter().map(|letter| Position {
-            topic: letter.id.topic.as_str().into(),
-            partition: letter.id.partition,
-            offset: letter.id.offset,
-        });
+        let positions = letters.iter().map(|letter| letter.id.clone());
         let records = self.lookups.get(positions.collect()).await;
         records.map_err(|error| kafka_unavailable(&error))
     }
@@ -327,8 +323,7 @@ impl Api {
 
     /// The dead letter with this id, if the caller sees its topic.
     async fn find(&self, viewer: &Viewer, id: &str) -> Result<IndexedLetter, Status> {
-        let letter_id: LetterId = id
-            .parse()
+        let letter_id = parse_id(id)
             .map_err(|error| invalid("id", format!("`{}` {error}", bounded(id)), "ID_INVALID", []))?;
         viewer.require(&letter_id.topic)?;
         let completeness = self.completeness();
@@ -563,9 +558,9 @@ fn bounded(text: &str) -> String {
 mod tests {
     use redeliver_core::{Record, Timestamp, TimestampType};
     use redeliver_proto::error::reason;
+    use redeliver_testkit::record_at;
 
     use super::*;
-    use crate::fixtures::record_at;
     use crate::index::{Change, Index};
     use crate::letter::Letter;
 
@@ -582,7 +577,7 @@ mod tests {
         writer
             .write(&[Change::Letters(letters)], Timestamp::from_millis(1))
             .unwrap();
-        let id: LetterId = "t-dlq/0/1".parse().unwrap();
+        let id = parse_id("t-dlq/0/1").unwrap();
         let letter = pool.read_blocking(|connection| index::get(connection, &id));
         let letter = letter.unwrap().unwrap();
         let stored = |value| StoredRecord {

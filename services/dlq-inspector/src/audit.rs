@@ -334,11 +334,7 @@ impl<'w> PageBuilder<'w> {
             self.bytes += bytes;
             self.page.entries.push(v1::ListedAuditEntry {
                 entry,
-                position: Some(v1::Position {
-                    topic: record.position.topic.to_string(),
-                    partition: record.position.partition,
-                    offset: record.position.offset,
-                }),
+                position: Some((&record.position).into()),
             });
         }
         let is_full = self.page.entries.len() >= self.size || self.bytes >= PAGE_BYTES;
@@ -381,9 +377,9 @@ impl Wanted {
 #[cfg(test)]
 mod tests {
     use redeliver_proto::convert::to_timestamp;
+    use redeliver_testkit::record_at;
 
     use super::*;
-    use crate::fixtures::record_at;
 
     fn wanted() -> Wanted {
         Wanted {

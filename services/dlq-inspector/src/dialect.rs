@@ -58,6 +58,13 @@ impl Dialect {
         Self::ShareGroup,
     ];
 
+    /// The dialect with this number.
+    #[must_use]
+    pub fn from_number(number: i32) -> Self {
+        let mut known = Self::KNOWN.into_iter();
+        known.find(|known| *known as i32 == number).unwrap_or_default()
+    }
+
     /// The name in filters.
     #[must_use]
     pub const fn name(self) -> &'static str {

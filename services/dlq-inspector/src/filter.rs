@@ -19,11 +19,11 @@ mod sql;
 
 use std::fmt;
 
+use redeliver_core::Position;
+
 pub use dictionary::{Dictionary, Lookups, MessageMatches};
 pub use parse::{parse, parse_recorded, without_secrets};
 pub use sql::{Condition, Param};
-
-use crate::id::LetterId;
 
 /// Maximum length of a filter in bytes.
 pub const MAX_LENGTH: usize = 8 * 1024;
@@ -49,7 +49,7 @@ pub enum Expr {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Restriction {
     /// The dead letter with this id.
-    Id(LetterId),
+    Id(Position),
     /// A test of a text field.
     Text(TextField, TextTest),
     /// The dead letter is in one of these topics, with their ids in the index. Filters that people write have no such test.
@@ -86,7 +86,7 @@ impl Expr {
         match self {
             Self::And(parts) => parts.iter().all(|part| part.can_match_in(topic)),
             Self::Or(parts) => parts.iter().any(|part| part.can_match_in(topic)),
-            Self::Is(Restriction::Id(id)) => id.topic == topic,
+            Self::Is(Restriction::Id(id)) => *id.topic == *topic,
             Self::Is(Restriction::Text(TextField::Topic, TextTest::Equal(name))) => name == topic,
             Self::Is(Restriction::Text(TextField::Topic, TextTest::Has(part))) => topic.contains(part),
             Self::Is(_) | Self::Not(_) => true,

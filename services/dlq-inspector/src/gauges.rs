@@ -99,10 +99,10 @@ mod tests {
     use prometheus_client::encoding::text::encode;
     use prometheus_client::registry::Registry;
     use redeliver_core::{Record, Timestamp};
+    use redeliver_testkit::record_at;
 
     use super::*;
     use crate::completeness::{Completeness, Reason};
-    use crate::fixtures::record_at;
     use crate::index::{Change, Index, Writer};
     use crate::ledger;
     use crate::letter::Letter;

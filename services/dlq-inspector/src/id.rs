@@ -6,57 +6,30 @@ use std::str::FromStr;
 use redeliver_core::Position;
 use redeliver_core::pipeline::is_topic_name;
 
-/// The position of a dead letter. Topic names contain no `/`, so that its text is unambiguous.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub struct LetterId {
-    /// The dead-letter topic.
-    pub topic: String,
-    /// The partition; not negative.
-    pub partition: i32,
-    /// The offset; not negative.
-    pub offset: i64,
-}
-
 /// The text is not a valid id.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("is not topic/partition/offset, such as crawl-jobs-dlq/3/1024")]
 pub struct InvalidId;
 
-impl From<&Position> for LetterId {
-    fn from(position: &Position) -> Self {
-        Self {
-            topic: position.topic.to_string(),
-            partition: position.partition,
-            offset: position.offset,
-        }
+/// Parses an id. Topic names contain no `/`, so that its text is unambiguous.
+///
+/// # Errors
+/// If it is none.
+pub fn parse_id(text: &str) -> Result<Position, InvalidId> {
+    let mut parts = text.split('/');
+    let (Some(topic), Some(partition), Some(offset), None) =
+        (parts.next(), parts.next(), parts.next(), parts.next())
+    else {
+        return Err(InvalidId);
+    };
+    if !is_topic_name(topic) {
+        return Err(InvalidId);
     }
-}
-
-impl fmt::Display for LetterId {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}/{}/{}", self.topic, self.partition, self.offset)
-    }
-}
-
-impl FromStr for LetterId {
-    type Err = InvalidId;
-
-    fn from_str(text: &str) -> Result<Self, InvalidId> {
-        let mut parts = text.split('/');
-        let (Some(topic), Some(partition), Some(offset), None) =
-            (parts.next(), parts.next(), parts.next(), parts.next())
-        else {
-            return Err(InvalidId);
-        };
-        if !is_topic_name(topic) {
-            return Err(InvalidId);
-        }
-        Ok(Self {
-            topic: topic.to_owned(),
-            partition: digits(partition)?,
-            offset: digits(offset)?,
-        })
-    }
+    Ok(Position {
+        topic: topic.into(),
+        partition: digits(partition)?,
+        offset: digits(offset)?,
+    })
 }
 
 /// A number without sign and leading zeros, so that each id has exactly one text.
@@ -75,12 +48,12 @@ mod tests {
 
     #[test]
     fn an_id_has_exactly_one_text() {
-        let id = LetterId {
+        let id = Position {
             topic: "a.b_c-dlq".into(),
             partition: 3,
             offset: i64::MAX,
         };
-        assert_eq!(id.to_string().parse(), Ok(id));
+        assert_eq!(parse_id(&id.to_string()), Ok(id));
         for invalid in [
             "",
             "t",
@@ -97,7 +70,7 @@ mod tests {
             "t/2147483648/1",
             "t/1/9223372036854775808",
         ] {
-            assert_eq!(invalid.parse::<LetterId>(), Err(InvalidId), "{invalid}");
+            assert_eq!(parse_id(invalid), Err(InvalidId), "{invalid}");
         }
     }
 }

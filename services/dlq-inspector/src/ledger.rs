@@ -3,11 +3,11 @@
 //! Dead letters themselves are never changed. A tool that redrives or discards a dead letter writes an entry here, and
 //! the index joins it with the dead letter.
 
-use redeliver_core::{Record, Timestamp};
+use redeliver_core::{Position, Record, Timestamp};
 use redeliver_proto::convert::from_timestamp;
 use redeliver_proto::{Message as _, v1};
 
-use crate::id::LetterId;
+use crate::id::parse_id;
 use crate::letter::{ContentHash, HASH_BYTES};
 
 /// The name of the ledger topic.
@@ -84,7 +84,7 @@ pub(crate) fn applies(
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Update {
     /// The dead letter.
-    pub id: LetterId,
+    pub id: Position,
     /// Its new entry; `None` sets it back to open.
     pub entry: Option<Entry>,
     /// Which of two entries counts.
@@ -186,23 +186,23 @@ impl Entry {
 ///
 /// # Errors
 /// If the key is invalid, or the value is not of the ledger.
-pub(crate) fn decode(record: &Record) -> Result<(LetterId, Option<v1::LedgerEntry>), InvalidEntry> {
+pub(crate) fn decode(record: &Record) -> Result<(Position, Option<v1::LedgerEntry>), InvalidEntry> {
     let id = key(record).ok_or(InvalidEntry::Key)?;
     let value = record.value.clone().map(v1::LedgerEntry::decode).transpose();
     Ok((id, value.map_err(|_| InvalidEntry::Value)?))
 }
 
-fn key(record: &Record) -> Option<LetterId> {
-    std::str::from_utf8(record.key.as_deref()?).ok()?.parse().ok()
+fn key(record: &Record) -> Option<Position> {
+    parse_id(std::str::from_utf8(record.key.as_deref()?).ok()?).ok()
 }
 
 #[cfg(test)]
 mod tests {
     use bytes::Bytes;
     use redeliver_proto::convert::to_timestamp;
+    use redeliver_testkit::record_at;
 
     use super::*;
-    use crate::fixtures::record_at;
 
     fn record(key: &str, value: Option<Vec<u8>>) -> Record {
         Record {

@@ -112,8 +112,9 @@ pub fn content_hash(record: &Record) -> ContentHash {
 
 #[cfg(test)]
 mod tests {
+    use redeliver_testkit::record_at;
+
     use super::*;
-    use crate::fixtures::record_at;
     use crate::masking::Masking;
 
     fn record(key: Option<&str>, value: Option<&str>, headers: &[(&str, Option<&[u8]>)]) -> Record {

@@ -46,8 +46,6 @@ mod audit;
 mod completeness;
 mod decoding;
 mod decoding_pool;
-#[cfg(test)]
-mod fixtures;
 mod gauges;
 mod ingest;
 mod lookup_pool;

@@ -7,11 +7,9 @@ use std::time::Duration;
 use clap::Args;
 use redeliver_client::WaitingClient;
 use redeliver_client::convert::from_duration;
-use redeliver_client::messages::{
-    PipelineTrace, Position, TraceEvent, TraceOutcome, TraceRecordRequest, TraceStep,
-};
-use redeliver_core::HumanDuration;
-use redeliver_dlq_inspector::id::LetterId;
+use redeliver_client::messages::{PipelineTrace, TraceEvent, TraceOutcome, TraceRecordRequest, TraceStep};
+use redeliver_core::{HumanDuration, Position};
+use redeliver_dlq_inspector::id::parse_id;
 
 use crate::connection::CliError;
 use crate::dlq::{InspectorArgs, with_inspector};
@@ -23,8 +21,8 @@ use crate::waiting::with_progress;
 #[derive(Args)]
 pub(crate) struct TraceArgs {
     /// Position of any copy of the record: topic/partition/offset in any topic of the pipeline
-    #[arg(value_name = "POSITION")]
-    position: LetterId,
+    #[arg(value_name = "POSITION", value_parser = parse_id)]
+    position: Position,
     /// Only in this pipeline (default: all pipelines with the topic)
     #[arg(long, value_name = "NAME", default_value = "", hide_default_value = true)]
     pipeline: String,
@@ -47,11 +45,7 @@ pub(crate) fn main(args: &TraceArgs) -> ExitCode {
 
 async fn run(client: &WaitingClient, args: &TraceArgs) -> Result<ExitCode, CliError> {
     let request = TraceRecordRequest {
-        position: Some(Position {
-            topic: args.position.topic.as_str().into(),
-            partition: args.position.partition,
-            offset: args.position.offset,
-        }),
+        position: Some((&args.position).into()),
         pipeline: args.pipeline.clone(),
         from_beginning: args.from_beginning,
     };

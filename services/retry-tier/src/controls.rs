@@ -118,7 +118,7 @@ mod tests {
             change_id: bytes::Bytes::new(),
             desired: Desired::Tier(tier),
         };
-        snapshot.insert(name.parse().unwrap(), value);
+        snapshot.table.insert(name.parse().unwrap(), value);
         snapshot
     }
 

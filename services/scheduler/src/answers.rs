@@ -242,8 +242,7 @@ impl fmt::Debug for PendingOutcomes {
 
 #[cfg(test)]
 mod tests {
-    use bytes::Bytes;
-    use redeliver_core::{Headers, Position};
+    use redeliver_testkit::record;
 
     use super::*;
 
@@ -252,18 +251,7 @@ mod tests {
             reason: reason.to_owned(),
             ..v1::CommandOutcome::default()
         };
-        Record {
-            position: Position {
-                topic: "answers".into(),
-                partition: 0,
-                offset: 0,
-            },
-            timestamp: None,
-            key: Some(Bytes::copy_from_slice(name.as_bytes())),
-            value: Some(outcome.encode_to_vec().into()),
-            headers: Headers::new(),
-            unreadable_headers: 0,
-        }
+        record(name, Some(outcome.encode_to_vec().into()))
     }
 
     fn following() -> PendingOutcomes {

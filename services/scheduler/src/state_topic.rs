@@ -158,8 +158,9 @@ impl UnreadRecords {
 mod tests {
     use std::time::Duration;
 
-    use redeliver_core::{Headers, Timestamp};
+    use redeliver_core::Timestamp;
     use redeliver_proto::{Message as _, v1};
+    use redeliver_testkit::record_at;
 
     use super::*;
     use crate::index::LastRecordDigest;
@@ -172,16 +173,9 @@ mod tests {
 
     fn record(offset: i64, key: &str, value: Option<Bytes>) -> Record {
         Record {
-            position: Position {
-                topic: "state".into(),
-                partition: 2,
-                offset,
-            },
-            timestamp: None,
             key: Some(Bytes::copy_from_slice(key.as_bytes())),
             value,
-            headers: Headers::new(),
-            unreadable_headers: 0,
+            ..record_at("state", 2, offset)
         }
     }
 

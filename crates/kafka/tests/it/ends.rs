@@ -3,7 +3,7 @@
 use std::sync::{Arc, Mutex};
 
 use redeliver_core::{Record, Timestamp};
-use redeliver_kafka::backlog::{Head, heads};
+use redeliver_kafka::backlog::{Head, Mode, heads};
 use redeliver_kafka::{AssignmentId, IfFenced, LaneSpec, Processor, TransactionBatch};
 use redeliver_testkit::{DEADLINE, eventually, unique};
 
@@ -125,7 +125,8 @@ async fn heads_pass_aborted_records() {
     produce_and_abort(&settings, &topic, &["never"]);
     produce(&settings, &topic, 0, &["a", "b", "c"]).await;
     let topics = [(unique("group"), topic.clone())];
-    let heads = heads(&settings, &topics, 1, DEADLINE, |record| record.position.offset).unwrap();
+    let offset = |record: Record| record.position.offset;
+    let heads = heads(&settings, &topics, Mode::Heads, 1, DEADLINE, offset).unwrap();
     let Head { backlog, first, .. } = &heads[&topic];
     assert_eq!(
         (first.as_slice(), backlog.is_exact),

@@ -7,7 +7,7 @@ use std::time::Duration;
 use rdkafka::admin::{AdminClient, AdminOptions, AlterConfig, NewTopic, ResourceSpecifier, TopicReplication};
 use rdkafka::client::DefaultClientContext;
 use redeliver_core::{Record, Timestamp};
-use redeliver_kafka::backlog::{Head, backlogs, heads, reachable_heads};
+use redeliver_kafka::backlog::{Head, Mode, backlogs, heads};
 use redeliver_kafka::producer::Producer;
 use redeliver_kafka::reader::{ReadError, TopicReader};
 use redeliver_kafka::scan::Scan;
@@ -307,7 +307,15 @@ impl BacklogEnv {
     }
 
     fn reachable(&self) -> BTreeMap<Arc<str>, Head<()>> {
-        reachable_heads(&self.settings, &self.topics, 10, DEADLINE, |_| ()).unwrap()
+        heads(
+            &self.settings,
+            &self.topics,
+            Mode::Reachable,
+            10,
+            DEADLINE,
+            |_| (),
+        )
+        .unwrap()
     }
 
     /// Without the broker, those are counted whose leaders answer.
@@ -333,7 +341,7 @@ impl BacklogEnv {
         let refused = std::thread::scope(|scope| {
             [
                 scope.spawn(|| backlogs(settings, topics, DEADLINE).unwrap_err()),
-                scope.spawn(|| heads(settings, topics, 10, DEADLINE, |_| ()).unwrap_err()),
+                scope.spawn(|| heads(settings, topics, Mode::Heads, 10, DEADLINE, |_| ()).unwrap_err()),
                 scope.spawn(|| Scan::new(settings, whole, &[]).map(drop).unwrap_err()),
             ]
             .map(|refused| refused.join().unwrap())

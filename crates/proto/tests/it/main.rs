@@ -11,16 +11,16 @@ fn generate(into: &Path) {
     let mut schemas: Vec<PathBuf> = schemas.map(|entry| entry.unwrap().path()).collect();
     schemas.sort();
     let mut descriptors = protox::compile(&schemas, [root]).unwrap();
-    // The comments, which the schemas have.
+    tonic_prost_build::configure()
+        .bytes(".")
+        .out_dir(into)
+        .compile_fds(descriptors.clone())
+        .unwrap();
+    // Servers do not need the comments.
     for file in &mut descriptors.file {
         file.source_code_info = None;
     }
     std::fs::write(into.join("descriptors.bin"), descriptors.encode_to_vec()).unwrap();
-    tonic_prost_build::configure()
-        .bytes(".")
-        .out_dir(into)
-        .compile_fds(descriptors)
-        .unwrap();
 }
 
 #[test]

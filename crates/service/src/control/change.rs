@@ -92,7 +92,7 @@ impl redeliver_store::Change for ChangeRequest {
     }
 
     fn decide(&self, snapshot: &Snapshot, id: ChangeId) -> Result<Decision<Snapshot>, RefusedChange> {
-        let current = snapshot.get(&self.name).map(|value| &**value);
+        let current = snapshot.table.get(&self.name).map(|value| &**value);
         let Some(value) = next(current, self, id)? else {
             return Ok(Decision::Unchanged(self.name.clone()));
         };
@@ -329,7 +329,7 @@ mod tests {
                 why: String::new(),
                 ..paused(3)
             };
-            snapshot.insert(ControlName::application("sms"), before);
+            snapshot.table.insert(ControlName::application("sms"), before);
             let change = request(change, "outage");
             let Ok(Decision::Write { entry, records, .. }) =
                 redeliver_store::Change::decide(&change, &snapshot, ID)

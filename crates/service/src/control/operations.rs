@@ -217,7 +217,7 @@ impl Controls {
         // It may not have read its own change yet.
         let mut snapshot = (*self.control.snapshot()).clone();
         if let Some(value) = value {
-            snapshot.insert(name.clone(), value);
+            snapshot.table.insert(name.clone(), value);
         }
         Ok(self.show(&name, &snapshot))
     }
@@ -282,7 +282,7 @@ impl Controls {
         let topic = topic.ok_or_else(|| ControlError::Unknown(name.clone()))?;
         // Before the lookup: a release that is not known yet may be about a newer topic of the same name.
         let snapshot = self.control.snapshot();
-        let known = snapshot.get(name).map_or(0, |value| value.revision);
+        let known = snapshot.table.get(name).map_or(0, |value| value.revision);
         let (kafka, at) = (self.kafka.clone(), self.clock.now());
         let read = tokio::task::spawn_blocking(move || topic_ends(&kafka, &topic, LOOKUP_TIMEOUT)).await;
         let ends = match read {
@@ -344,7 +344,7 @@ impl Controls {
                 pipelines.any(|pipeline| pipeline.name == *name && pipeline.long_waits.is_some())
             }
         };
-        if is_configured || snapshot.entry(name).is_some() {
+        if is_configured || snapshot.table.entry(name).is_some() {
             return Ok(());
         }
         Err(ControlError::Unknown(name.clone()))
@@ -352,7 +352,7 @@ impl Controls {
 
     /// What is wanted, and what applies.
     fn show(&self, name: &ControlName, snapshot: &Snapshot) -> v1::Control {
-        let (value, problem) = (snapshot.get(name), snapshot.problem(name));
+        let (value, problem) = (snapshot.table.get(name), snapshot.table.problem(name));
         let desired = value.map_or_else(|| Desired::default_of(name), |value| value.desired.clone());
         // What cannot be read is not known to be as the configuration says.
         let is_unreadable = matches!(problem, Some(Problem::Unreadable(_)));
@@ -403,7 +403,7 @@ impl Controls {
                 }))
             }
             ControlName::LongWaits(_) => {
-                let release = match snapshot.get(name).map(|value| &value.desired) {
+                let release = match snapshot.table.get(name).map(|value| &value.desired) {
                     Some(Desired::Tier(tier)) => tier.release.clone(),
                     _ => None,
                 };

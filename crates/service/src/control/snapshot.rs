@@ -1,9 +1,8 @@
 //! What the control topic contains.
 
-use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
 
-use redeliver_core::HumanDuration;
+use redeliver_core::{HumanDuration, Record};
 use redeliver_store::{State, Table};
 
 use super::name::ControlName;
@@ -13,7 +12,10 @@ use super::value::{
 
 /// The values of the topic, and what applies because of them.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Snapshot(Table<Value>);
+pub struct Snapshot {
+    /// The values, by name.
+    pub table: Table<Value>,
+}
 
 /// Why a value is not obeyed.
 pub type Problem = redeliver_store::Problem<Value>;
@@ -48,24 +50,10 @@ impl TierState {
     }
 }
 
-impl Deref for Snapshot {
-    type Target = Table<Value>;
-
-    fn deref(&self) -> &Table<Value> {
-        &self.0
-    }
-}
-
-impl DerefMut for Snapshot {
-    fn deref_mut(&mut self) -> &mut Table<Value> {
-        &mut self.0
-    }
-}
-
 impl Snapshot {
     /// What applies to applications, by name. One whose value cannot be read is paused.
     pub fn applications(&self) -> impl Iterator<Item = (&str, ApplicationControl)> {
-        self.entries().filter_map(|(name, value)| {
+        self.table.entries().filter_map(|(name, value)| {
             let ControlName::Application(app) = name else {
                 return None;
             };
@@ -79,7 +67,7 @@ impl Snapshot {
     /// What applies to a name; `None`: what the configuration says.
     #[must_use]
     pub fn obeyed(&self, name: &ControlName) -> Option<Desired> {
-        self.entry(name).map(|value| obeyed(name, value))
+        self.table.entry(name).map(|value| obeyed(name, value))
     }
 
     /// What applies to the workers of a pipeline.
@@ -118,7 +106,8 @@ impl Snapshot {
 
     /// What somebody has released of the records that wait in the scheduler, by pipeline.
     pub fn released_long_waits(&self) -> impl Iterator<Item = (&Arc<str>, Arc<Release>)> {
-        self.documents()
+        self.table
+            .documents()
             .filter_map(|(name, value)| match (name, &value.desired) {
                 (ControlName::LongWaits(pipeline), Desired::Tier(tier)) => {
                     Some((pipeline, tier.release.clone()?))
@@ -143,9 +132,17 @@ impl State for Snapshot {
     // A process must not run what is paused because nobody has created the topic again.
     const IS_OPTIONAL: bool = false;
 
+    fn table(&self) -> &Table<Value> {
+        &self.table
+    }
+
+    fn apply(&mut self, record: &Record) {
+        self.table.apply_record(record);
+    }
+
     fn log_changes(&self, topic: &str, before: &Self) {
-        for (name, value) in self.documents() {
-            if before.get(name) != Some(value) {
+        for (name, value) in self.table.documents() {
+            if before.table.get(name) != Some(value) {
                 tracing::info!(
                     %name, revision = value.revision, by = value.changed_by, why = value.why, desired = ?value.desired,
                     "control value"
@@ -153,7 +150,7 @@ impl State for Snapshot {
             }
         }
         // What was paused by it runs again. No change does that: a reset leaves a value.
-        for (name, _) in self.lost(before) {
+        for (name, _) in self.table.lost(&before.table) {
             tracing::error!(topic, %name, "control override lost; using configuration");
         }
     }
@@ -169,8 +166,8 @@ fn obeyed(name: &ControlName, value: &Result<Arc<Value>, InvalidValue>) -> Desir
 #[cfg(test)]
 pub(super) mod tests {
     use bytes::Bytes;
-    use redeliver_core::{Headers, Position, Record};
     use redeliver_proto::{Message as _, v1};
+    use redeliver_testkit::record;
 
     use super::*;
 
@@ -178,21 +175,6 @@ pub(super) mod tests {
         run: Some(Run::Paused),
         rate: None,
     };
-
-    fn record(key: &str, value: Option<Bytes>) -> Record {
-        Record {
-            position: Position {
-                topic: "control".into(),
-                partition: 0,
-                offset: 0,
-            },
-            timestamp: None,
-            key: Some(Bytes::copy_from_slice(key.as_bytes())),
-            value,
-            headers: Headers::new(),
-            unreadable_headers: 0,
-        }
-    }
 
     pub(crate) fn paused(revision: u64) -> Value {
         Value {
@@ -251,8 +233,8 @@ pub(super) mod tests {
                     "{problem}"
                 );
                 assert_eq!(snapshot.applications().collect::<Vec<_>>(), [("sms", FAIL_SAFE)]);
-                assert_eq!(snapshot.problem(&name), Some(Problem::Unreadable(problem)));
-                assert_eq!(snapshot.get(&name), None);
+                assert_eq!(snapshot.table.problem(&name), Some(Problem::Unreadable(problem)));
+                assert_eq!(snapshot.table.get(&name), None);
             }
         }
         // A value that can be read ends it.
@@ -268,7 +250,7 @@ pub(super) mod tests {
                 desired: desired.clone(),
                 ..paused(1)
             };
-            snapshot.insert(name.parse().unwrap(), value);
+            snapshot.table.insert(name.parse().unwrap(), value);
         }
         snapshot
     }

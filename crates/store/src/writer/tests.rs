@@ -1,6 +1,8 @@
+use redeliver_testkit::record;
+
 use super::*;
 use crate::replica::tests::Notes;
-use crate::table::tests::{Note, broken, newer, record};
+use crate::table::tests::{Note, broken, newer};
 
 const ID: ChangeId = ChangeId(7);
 
@@ -23,7 +25,7 @@ impl Change for Increment {
     }
 
     fn decide(&self, notes: &Notes, id: ChangeId) -> Result<Decision<Notes>, &'static str> {
-        let revision = notes.get(&1).map_or(0, |note| note.revision);
+        let revision = notes.table().get(&1).map_or(0, |note| note.revision);
         match self.most.checked_sub(revision.into()) {
             None => return Err("too many"),
             Some(0) => return Ok(Decision::Unchanged(1)),

@@ -1,7 +1,7 @@
 //! Converts indexed dead letters to messages.
 
 use bytes::Bytes;
-use redeliver_core::{Position, TimestampType};
+use redeliver_core::TimestampType;
 use redeliver_kafka::lookup::StoredRecord;
 use redeliver_proto::convert::{time_of_record, to_headers};
 use redeliver_proto::{Message as _, v1};
@@ -164,6 +164,10 @@ fn mask_facts(mask: &Mask<'_>, facts: Facts, whole: &mut v1::DeadLetter) {
             add(whole, field);
         }
     }
+    set_facts(facts, whole);
+}
+
+fn set_facts(facts: Facts, whole: &mut v1::DeadLetter) {
     whole.pipeline = facts.pipeline;
     whole.error_class = facts.error_class;
     whole.error_code = facts.error_code;
@@ -217,55 +221,28 @@ fn without_payload(whole: v1::DeadLetter) -> v1::DeadLetter {
 }
 
 fn whole_basic(letter: &IndexedLetter, are_states_known: bool) -> v1::DeadLetter {
-    let origin = (!letter.origin_topic.is_empty()).then(|| v1::Position {
-        topic: letter.origin_topic.clone(),
-        partition: letter.origin_partition.unwrap_or(-1),
-        offset: letter.origin_offset.unwrap_or(-1),
-    });
     let (key, key_truncated) = match &letter.key {
         Some(key) if key.len() > MAX_KEY => (Some(key.slice(..MAX_KEY)), true),
         key => (key.clone(), false),
     };
-    v1::DeadLetter {
+    let mut whole = v1::DeadLetter {
         id: letter.id.to_string(),
-        position: Some(v1::Position {
-            topic: letter.id.topic.clone(),
-            partition: letter.id.partition,
-            offset: letter.id.offset,
-        }),
+        position: Some((&letter.id).into()),
         dead_at: time_of_record(letter.dead_at),
         state: if are_states_known { letter.state as i32 } else { 0 },
-        dialect: letter.dialect,
-        pipeline: letter.pipeline.clone(),
-        error_class: letter.error_class.clone(),
-        error_code: letter.error_code.clone(),
-        error_message: letter.error_message.clone(),
-        failed_at: letter.failed_at.and_then(time_of_record),
-        retry_count: letter.retry_count,
-        origin,
-        origin_timestamp: letter.origin_timestamp.and_then(time_of_record),
+        dialect: letter.facts.dialect as i32,
         key,
-        value_size: letter.value_size,
-        value: None,
-        value_truncated: false,
-        headers: Vec::new(),
-        trace_id: letter.trace_id.clone(),
-        job_id: letter.job_id.clone(),
-        group: letter.group.to_string(),
-        state_time: letter.state_time.and_then(time_of_record),
-        state_by: letter.state_by.clone(),
-        state_note: letter.state_note.clone(),
-        content_hash: Bytes::copy_from_slice(&letter.content),
-        unreadable_headers: 0,
-        payload_withheld: v1::PayloadWithheld::Unspecified.into(),
-        timestamp_type: v1::TimestampType::Unspecified.into(),
-        masked: None,
-        completeness: None,
-        decoded: None,
-        redriven_as: None,
         key_truncated,
-        headers_truncated: false,
-    }
+        value_size: letter.value_size,
+        group: letter.group.to_string(),
+        state_time: letter.entry.time.and_then(time_of_record),
+        state_by: letter.entry.by.clone(),
+        state_note: letter.entry.note.clone(),
+        content_hash: Bytes::copy_from_slice(&letter.content),
+        ..v1::DeadLetter::default()
+    };
+    set_facts(letter.facts.clone(), &mut whole);
+    whole
 }
 
 /// With headers, and without the value.
@@ -285,24 +262,14 @@ fn whole_full(letter: &IndexedLetter, stored: &StoredRecord, are_states_known: b
     }
 }
 
-/// The position of a record.
-pub(super) fn position_message(position: &Position) -> v1::Position {
-    v1::Position {
-        topic: position.topic.to_string(),
-        partition: position.partition,
-        offset: position.offset,
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use prost_reflect::{DescriptorPool, DynamicMessage};
     use redeliver_core::{Headers, Record, Timestamp};
     use redeliver_proto::convert::from_timestamp;
+    use redeliver_testkit::record_at;
 
     use super::*;
-    use crate::fixtures::record_at;
-    use crate::id::LetterId;
     use crate::index::{self, Change, Index};
     use crate::letter::Letter;
     use crate::masking::Masking;
@@ -334,7 +301,7 @@ mod tests {
         let mut index = Index::open(directory.path(), &[]).unwrap();
         let changes = [Change::Letters(vec![Letter::read(record)])];
         index.writer.write(&changes, Timestamp::from_millis(1)).unwrap();
-        let id = LetterId::from(&record.position);
+        let id = record.position.clone();
         let found = index.pool.read_blocking(|connection| index::get(connection, &id));
         found.unwrap().unwrap()
     }

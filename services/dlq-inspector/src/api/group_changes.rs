@@ -82,7 +82,11 @@ impl Api {
         let answer = self.completeness_message(&completeness, viewer);
         if group.is_some() {
             viewer.require_operating(topics.keys().map(String::as_str))?;
-        } else if topics.is_empty() && viewer.sees_all() && change.is_reset() && states.get(&id).is_some() {
+        } else if topics.is_empty()
+            && viewer.sees_all()
+            && change.is_reset()
+            && states.table.get(&id).is_some()
+        {
             // Otherwise, a group that has no dead letters any more would keep its place until it has some again.
             viewer.require_all(Verb::Operate)?;
         } else {

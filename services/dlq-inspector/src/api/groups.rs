@@ -105,12 +105,15 @@ impl Api {
         let known = states.clone();
         let with_letters = self
             .pool
-            .query(move |connection| index::with_letters(connection, known.documents().map(|(id, _)| *id)))
+            .query(move |connection| {
+                index::with_letters(connection, known.table.documents().map(|(id, _)| *id))
+            })
             .await
             .map_err(|error| query_failed(&error))?;
         let is_wanted =
             |value: &Value| wanted.is_empty() || wanted.contains(&state_without_letters(value, now));
         let without = states
+            .table
             .documents()
             .filter(|(id, value)| !value.says_nothing() && !with_letters.contains(*id) && is_wanted(value));
         let mut without: Vec<(Cursor, GroupId)> = without
@@ -127,7 +130,7 @@ impl Api {
         let next = (without.len() > size).then(|| without[size - 1].0);
         without.truncate(size);
         let groups = without.into_iter().filter_map(|(cursor, id)| {
-            let value = states.get(&id)?;
+            let value = states.table.get(&id)?;
             Some((cursor, without_letters(id, value, now)))
         });
         let (page, end) = fitting(groups, size);
@@ -257,7 +260,7 @@ pub(super) fn in_group(id: GroupId) -> Expr {
 }
 
 fn with_state(group: IndexedGroup, are_states_known: bool, states: &GroupStates) -> v1::Group {
-    let (value, problem) = (states.get(&group.id), states.problem(&group.id));
+    let (value, problem) = (states.table.get(&group.id), states.table.problem(&group.id));
     message(group, are_states_known, value.map(|value| &**value), problem)
 }
 

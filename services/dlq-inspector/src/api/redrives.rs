@@ -19,7 +19,6 @@ use redeliver_service::audit::AuditLog;
 use redeliver_store::{Replica, Writer};
 use tonic::{Code, Request, Response, Status};
 
-use super::convert::position_message;
 use super::list::page_size;
 use super::token::{NameToken, PageToken, query_hash};
 use super::{Api, bounded};
@@ -205,13 +204,14 @@ impl Api {
     /// The job with this id, if the caller sees it. One that this process does not know may have been planned by another one a moment ago.
     async fn visible_job(&self, viewer: &Viewer, id: &str) -> Result<(Arc<Entry>, Job), Status> {
         let is_id = id.len() <= MAX_ID && id.bytes().all(|byte| byte.is_ascii_hexdigit());
-        let is_known = |jobs: &Jobs| jobs.get(id).is_some() || jobs.problem(id).is_some();
+        let is_known = |jobs: &Jobs| jobs.get(id).is_some() || jobs.table.problem(id).is_some();
         if !is_known(&*self.jobs()?) && is_id {
             self.redrives.jobs.wait_applied(is_known).await;
         }
         let jobs = self.jobs()?;
         // A job of a newer version can be read, but not changed.
         if let Some(problem) = jobs
+            .table
             .problem(id)
             .filter(|problem| !matches!(problem, Problem::Newer))
         {
@@ -303,7 +303,7 @@ impl Api {
     fn written_message(&self, viewer: &Viewer, written: Option<&Position>) -> Option<v1::Position> {
         let sees =
             |written: &&Position| sees_destination(viewer, &self.redrives.destinations, &written.topic);
-        written.filter(sees).map(position_message)
+        written.filter(sees).map(v1::Position::from)
     }
 
     /// Counts what has come back up to now, also since the ends of jobs.

@@ -1,5 +1,7 @@
 //! What callers see of values.
 
+use std::sync::Arc;
+
 use bytes::Bytes;
 use redeliver_runtime::config::FieldPath;
 use tonic::Status;
@@ -14,7 +16,7 @@ const LARGE: usize = 64 << 10;
 /// The value of a dead letter.
 #[derive(Debug)]
 pub(super) struct RecordValue {
-    pub(super) topic: String,
+    pub(super) topic: Arc<str>,
     pub(super) bytes: Bytes,
 }
 

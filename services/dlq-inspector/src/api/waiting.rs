@@ -21,7 +21,6 @@ use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 use tonic::{Code, Request, Response, Status};
 
-use super::convert::position_message;
 use super::list::page_size;
 use super::redrives::visible::{HIDDEN, sees_destination};
 use super::{Api, ResponseStream, bounded, shutting_down};
@@ -548,7 +547,7 @@ fn record_message(row: &Row, pipeline: &Pipeline) -> v1::WaitingRecord {
     v1::WaitingRecord {
         pipeline: pipeline.name.to_string(),
         place: row.place.to_string(),
-        position: Some(position_message(&row.position)),
+        position: Some((&row.position).into()),
         due_at: facts.due.and_then(time_of_record),
         attempts: facts.attempts.unwrap_or(0),
         error_class: text(&facts.class),
@@ -576,7 +575,7 @@ fn trace_message(traced: Traced) -> v1::PipelineTrace {
     };
     v1::PipelineTrace {
         pipeline: traced.pipeline.to_string(),
-        origin: Some(position_message(&traced.origin)),
+        origin: Some((&traced.origin).into()),
         origin_timestamp: traced.origin_timestamp.and_then(time_of_record),
         steps: traced.life.steps.into_iter().map(step_message).collect(),
         truncated: traced.is_truncated,
@@ -640,7 +639,7 @@ fn step_message(
             .filter(|_| has_copy)
             .or(decision.time)
             .and_then(time_of_record),
-        position: Some(position_message(&copy.position)),
+        position: Some((&copy.position).into()),
         place: copy.spot.to_string(),
         attempts: facts.attempts.unwrap_or(0),
         error_class: text(facts.class),

@@ -1,10 +1,11 @@
 //! Field names, and the operators and values that each field accepts.
 
-use redeliver_core::Timestamp;
+use redeliver_core::{Position, Timestamp};
 
 use super::{Comparison, Expr, NumberField, NumberTest, Restriction, TextField, TextTest};
 use crate::dialect::Dialect;
 use crate::fingerprint::{GroupId, InvalidGroupId};
+use crate::id::parse_id;
 use crate::ledger::State;
 
 /// A field of a filter.
@@ -152,11 +153,11 @@ impl Field {
     }
 }
 
-fn id(operator: Operator, value: Value) -> Result<crate::id::LetterId, String> {
+fn id(operator: Operator, value: Value) -> Result<Position, String> {
     match (operator, value) {
-        (Operator::Compare(Comparison::Equal) | Operator::NotEqual, Value::Text(text)) => text
-            .parse()
-            .map_err(|error: crate::id::InvalidId| format!("`{text}` {error}")),
+        (Operator::Compare(Comparison::Equal) | Operator::NotEqual, Value::Text(text)) => {
+            parse_id(&text).map_err(|error| format!("`{text}` {error}"))
+        }
         _ => Err("expected = or != with topic/partition/offset".to_owned()),
     }
 }

@@ -87,13 +87,13 @@ impl redeliver_store::Change for ChangeRequest {
         states: &GroupStates,
         id: ChangeId,
     ) -> Result<StoreDecision<GroupStates>, TooManyGroups> {
-        let current = states.get(&self.group).map(|value| &**value);
+        let current = states.table.get(&self.group).map(|value| &**value);
         let Some(value) = next(current, self, id) else {
             return Ok(StoreDecision::Unchanged(self.group));
         };
-        let is_full = current.is_none() && states.count() >= MAX_GROUPS;
+        let is_full = current.is_none() && states.table.count() >= MAX_GROUPS;
         let removed = forgotten(states, self, is_full);
-        if current.is_none() && states.count() - removed.len() >= MAX_GROUPS {
+        if current.is_none() && states.table.count() - removed.len() >= MAX_GROUPS {
             return Err(TooManyGroups);
         }
         let mut records = vec![(Value::record_key(&self.group), Some(value.encode()))];
@@ -199,7 +199,7 @@ fn has_no_effect(decided: Decided, current: Option<&Decision>, request: &ChangeR
 /// Whether a group has dead letters does not matter: those of other topics may be known to another inspector only.
 fn forgotten(states: &GroupStates, request: &ChangeRequest, is_full: bool) -> Vec<GroupId> {
     let is_old = |value: &Value| value.last_time().is_none_or(|time| request.at.since(time) > KEPT);
-    let others = states.documents().filter(|(id, _)| **id != request.group);
+    let others = states.table.documents().filter(|(id, _)| **id != request.group);
     let forgotten =
         others.filter(|(_, value)| !value.is_newer && value.says_nothing() && (is_full || is_old(value)));
     let mut forgotten: Vec<_> = forgotten.map(|(id, value)| (value.last_time(), *id)).collect();
@@ -248,11 +248,11 @@ mod tests {
     ) -> Result<(Option<Value>, Written), TooManyGroups> {
         let mut states = GroupStates::default();
         for (id, value) in values {
-            states.insert(*id, value.clone());
+            states.table.insert(*id, value.clone());
         }
         match redeliver_store::Change::decide(request, &states, ChangeId(7))? {
             StoreDecision::Unchanged(id) => {
-                Ok((states.get(&id).map(|value| Value::clone(value)), Vec::new()))
+                Ok((states.table.get(&id).map(|value| Value::clone(value)), Vec::new()))
             }
             StoreDecision::Write {
                 document, records, ..

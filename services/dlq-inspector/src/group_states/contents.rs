@@ -1,8 +1,6 @@
 //! What the topic of group states contains.
 
-use std::ops::{Deref, DerefMut};
-
-use redeliver_core::Timestamp;
+use redeliver_core::{Record, Timestamp};
 use redeliver_store::{State, Table};
 
 use super::state::{Decision, GroupState};
@@ -11,30 +9,19 @@ use crate::fingerprint::GroupId;
 
 /// The values of the topic, and what follows from them.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct GroupStates(Table<Value>);
+pub struct GroupStates {
+    /// The values, by group.
+    pub table: Table<Value>,
+}
 
 /// Why a value is not, or not completely, shown as it was written.
 pub type Problem = redeliver_store::Problem<Value>;
-
-impl Deref for GroupStates {
-    type Target = Table<Value>;
-
-    fn deref(&self) -> &Table<Value> {
-        &self.0
-    }
-}
-
-impl DerefMut for GroupStates {
-    fn deref_mut(&mut self) -> &mut Table<Value> {
-        &mut self.0
-    }
-}
 
 impl GroupStates {
     /// What somebody has decided about a group.
     #[must_use]
     pub fn decision(&self, id: GroupId) -> Option<&Decision> {
-        self.get(&id)?.decision.as_ref()
+        self.table.get(&id)?.decision.as_ref()
     }
 
     /// Whether a group is open, which does not depend on its dead letters.
@@ -53,9 +40,20 @@ impl State for GroupStates {
     // Like the ledger. Nobody has decided anything then.
     const IS_OPTIONAL: bool = true;
 
+    fn table(&self) -> &Table<Value> {
+        &self.table
+    }
+
+    fn apply(&mut self, record: &Record) {
+        self.table.apply_record(record);
+    }
+
     fn log_changes(&self, topic: &str, before: &Self) {
         // A value that has said something for long is removed one by one. All at once means that the topic was deleted.
-        let lost = self.lost(before).filter(|(_, value)| !value.says_nothing());
+        let lost = self
+            .table
+            .lost(&before.table)
+            .filter(|(_, value)| !value.says_nothing());
         let groups = lost.count();
         if groups > 0 {
             tracing::warn!(
@@ -70,26 +68,11 @@ impl State for GroupStates {
 #[cfg(test)]
 pub(crate) mod tests {
     use bytes::Bytes;
-    use redeliver_core::{Headers, Position, Record};
     use redeliver_store::Document as _;
+    use redeliver_testkit::record;
 
     use super::super::state::Decided;
     use super::*;
-
-    fn record(key: &str, value: Option<Bytes>) -> Record {
-        Record {
-            position: Position {
-                topic: super::super::TOPIC.into(),
-                partition: 0,
-                offset: 0,
-            },
-            timestamp: None,
-            key: Some(Bytes::copy_from_slice(key.as_bytes())),
-            value,
-            headers: Headers::new(),
-            unreadable_headers: 0,
-        }
-    }
 
     pub(crate) fn decided(decided: Decided, time: i64, revision: u64) -> Value {
         Value {
@@ -116,13 +99,13 @@ pub(crate) mod tests {
         for (value, is_open) in [(&muted, false), (&broken, true), (&muted, false)] {
             states.apply(&record("group/000000000000001f", Some(value.clone())));
             assert_eq!(states.is_open(ID, NOW), is_open);
-            assert_eq!(states.problem(&ID).is_some(), is_open);
+            assert_eq!(states.table.problem(&ID).is_some(), is_open);
         }
         // Keys of other kinds.
         for key in ["group/1F", "planet/mars"] {
             states.apply(&record(key, Some(broken.clone())));
         }
-        assert_eq!((states.count(), states.problems().len()), (1, 2));
+        assert_eq!((states.table.count(), states.problems().len()), (1, 2));
         assert_eq!(Value::record_key(&ID), "group/000000000000001f");
     }
 
@@ -138,7 +121,7 @@ pub(crate) mod tests {
             (Value::default(), true),
         ] {
             let mut states = GroupStates::default();
-            states.insert(ID, value.clone());
+            states.table.insert(ID, value.clone());
             assert_eq!(states.is_open(ID, NOW), expected, "{value:?}");
         }
     }

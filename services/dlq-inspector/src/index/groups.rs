@@ -4,7 +4,7 @@ use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap, HashMap, HashSet};
 use std::ops::ControlFlow;
 
-use redeliver_core::Timestamp;
+use redeliver_core::{Position, Timestamp};
 use rusqlite::types::Value;
 use rusqlite::{CachedStatement, Connection, params_from_iter};
 
@@ -17,7 +17,6 @@ use super::{query, row_key};
 use crate::filter::{Comparison, Condition, Expr, NumberField, NumberTest, Restriction, TextField};
 use crate::fingerprint::GroupId;
 use crate::group_states::{GroupState, GroupStates};
-use crate::id::LetterId;
 use crate::ledger::State;
 
 /// A group, with counts of those of its dead letters that match a filter.
@@ -46,7 +45,7 @@ pub struct IndexedGroup {
     /// The number of all dead letters of the group in these topics in each of the last 24 hours, the current one last.
     pub trend: Vec<u64>,
     /// The newest dead letter of the group in the topic with the last one that matches, and not after it.
-    pub sample: Option<LetterId>,
+    pub sample: Option<Position>,
     /// Its state.
     pub state: GroupState,
     /// Its place in the list.
@@ -272,7 +271,7 @@ pub(crate) fn list_groups(connection: &Connection, query: &GroupQuery<'_>) -> ru
         }
         Source::Decided => {
             let mut counts = CountsOfGroup::new(connection, query.filter)?;
-            for (id, value) in query.states.documents() {
+            for (id, value) in query.states.table.documents() {
                 if value.decision.is_some()
                     && query.wants(connection, id.number())?
                     && let Some(summary) = counts.summary(id.number())?
@@ -630,7 +629,7 @@ fn sample(
     connection: &Connection,
     texts: &mut Texts<'_>,
     summary: &Summary,
-) -> rusqlite::Result<Option<LetterId>> {
+) -> rusqlite::Result<Option<Position>> {
     let bucket = |letter: &Member| row_key::bucket(Timestamp::from_millis(letter.dead_at));
     let key = |letter: &Member| (letter.dead_at, letter.partition, letter.offset);
     let of = (summary.group_id, summary.last_topic);
@@ -646,8 +645,8 @@ fn sample(
     let Some(newest) = newest else {
         return Ok(None);
     };
-    Ok(Some(LetterId {
-        topic: texts.text(TextTable::Texts, summary.last_topic)?,
+    Ok(Some(Position {
+        topic: texts.text(TextTable::Texts, summary.last_topic)?.into(),
         partition: newest.partition,
         offset: newest.offset,
     }))
@@ -668,7 +667,7 @@ pub(crate) fn open_groups(
         "SELECT max(last) AS last, coalesce(max(state = ?), 0) AS is_open FROM group_counts WHERE group_id = ?",
     )?;
     // Few groups have a decision, so that they are looked up one by one.
-    for (id, value) in states.documents() {
+    for (id, value) in states.table.documents() {
         let Some(decision) = &value.decision else {
             continue;
         };

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use bytes::Bytes;
-use redeliver_core::{Headers, Timestamp};
+use redeliver_core::{Headers, Position, Timestamp};
 use rusqlite::types::Value;
 use rusqlite::{Connection, OptionalExtension as _, Row, params, params_from_iter};
 
@@ -15,58 +15,30 @@ use super::sql::{trace_text, values};
 use super::tables::{BodyRow, LetterRow};
 use super::texts::{TextTable, Texts};
 use super::{counters, message, row_key, terms};
+use crate::dialect::{Dialect, Facts, OriginPosition};
 use crate::filter::{
     Comparison, Condition, Dictionary, Expr, Lookups, NumberField, NumberTest, Restriction, TextField,
     TextTest,
 };
 use crate::fingerprint::GroupId;
-use crate::id::LetterId;
-use crate::ledger::State;
+use crate::ledger::{Entry, State};
 use crate::letter::{self, ContentHash, MAX_KEY};
 
 /// A dead letter as the index stores it: everything but its value.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct IndexedLetter {
     /// Its position in the dead-letter topic.
-    pub id: LetterId,
+    pub id: Position,
     /// The timestamp of its record in the dead-letter topic; up to a second later if millions have nearly the same one, see `row_key`.
     pub dead_at: Timestamp,
     /// When it was indexed, by the clock of this process. A rebuilt index has later times.
     pub indexed_at: Timestamp,
     /// Its state according to the ledger.
     pub state: State,
-    /// When the state was set.
-    pub state_time: Option<Timestamp>,
-    /// Who set the state.
-    pub state_by: String,
-    /// Why the state was set.
-    pub state_note: String,
-    /// The number of its [`crate::dialect::Dialect`].
-    pub dialect: i32,
-    /// See [`crate::dialect::Facts`].
-    pub pipeline: String,
-    /// See [`crate::dialect::Facts`].
-    pub error_class: String,
-    /// See [`crate::dialect::Facts`].
-    pub error_code: String,
-    /// See [`crate::dialect::Facts`].
-    pub error_message: String,
-    /// See [`crate::dialect::Facts`].
-    pub failed_at: Option<Timestamp>,
-    /// See [`crate::dialect::Facts`].
-    pub retry_count: u32,
-    /// See [`crate::dialect::Facts`]; empty if unknown.
-    pub origin_topic: String,
-    /// See [`crate::dialect::Facts`].
-    pub origin_partition: Option<i32>,
-    /// See [`crate::dialect::Facts`].
-    pub origin_offset: Option<i64>,
-    /// See [`crate::dialect::Facts`].
-    pub origin_timestamp: Option<Timestamp>,
-    /// See [`crate::dialect::Facts`]; empty if there is none.
-    pub job_id: String,
-    /// See [`crate::dialect::Facts`]; empty if there is none.
-    pub trace_id: String,
+    /// The entry of the ledger that has set the state; empty if there is none.
+    pub entry: Entry,
+    /// What its headers say about the failure.
+    pub facts: Facts,
     /// The size of the value in bytes; `None` for a null value.
     pub value_size: Option<u64>,
     /// The hash of the record.
@@ -112,7 +84,7 @@ impl IndexedLetter {
     /// The cursor after this dead letter.
     #[must_use]
     pub fn cursor(&self) -> Cursor {
-        let LetterId {
+        let Position {
             topic,
             partition,
             offset,
@@ -165,33 +137,37 @@ impl IndexedLetter {
         let time = |millis: Option<i64>| millis.map(Timestamp::from_millis);
         let mut text = |id| texts.text(TextTable::Texts, id);
         Ok(Self {
-            id: LetterId {
-                topic: text(letter.topic_id)?,
+            id: Position {
+                topic: text(letter.topic_id)?.into(),
                 partition: letter.partition,
                 offset: letter.offset,
             },
             dead_at: Timestamp::from_millis(letter.dead_at),
             indexed_at: Timestamp::from_millis(letter.indexed_at),
             state: State::from_number(letter.state).unwrap_or_default(),
-            state_time: entry.time,
-            state_by: entry.by,
-            state_note: entry.note,
-            dialect: letter.dialect,
-            pipeline: text(letter.pipeline_id)?,
-            error_class: text(letter.error_class_id)?,
-            error_code: text(letter.error_code_id)?,
-            origin_topic: text(letter.origin_topic_id)?,
-            error_message: message::join(
-                &texts.text(TextTable::Templates, letter.template_id)?,
-                letter.message_parts.as_deref(),
-            ),
-            failed_at: time(letter.failed_at),
-            retry_count: letter.retry_count,
-            origin_partition: letter.origin_partition,
-            origin_offset: letter.origin_offset,
-            origin_timestamp: time(letter.origin_timestamp),
-            job_id: letter.job_id.unwrap_or_default(),
-            trace_id: letter.trace_id.map(trace_text).unwrap_or_default(),
+            entry,
+            facts: Facts {
+                dialect: Dialect::from_number(letter.dialect),
+                pipeline: text(letter.pipeline_id)?,
+                error_class: text(letter.error_class_id)?,
+                error_code: text(letter.error_code_id)?,
+                origin: Some(text(letter.origin_topic_id)?)
+                    .filter(|topic| !topic.is_empty())
+                    .map(|topic| OriginPosition {
+                        topic,
+                        partition: letter.origin_partition,
+                        offset: letter.origin_offset,
+                    }),
+                error_message: message::join(
+                    &texts.text(TextTable::Templates, letter.template_id)?,
+                    letter.message_parts.as_deref(),
+                ),
+                failed_at: time(letter.failed_at),
+                retry_count: letter.retry_count,
+                origin_timestamp: time(letter.origin_timestamp),
+                job_id: letter.job_id,
+                trace_id: letter.trace_id.map(trace_text),
+            },
             value_size: letter.value_size.and_then(|size| u64::try_from(size).ok()),
             content: letter.content,
             group: GroupId::from_number(letter.group_id),
@@ -460,7 +436,7 @@ pub(crate) fn list_unread(
 }
 
 /// The dead letter with this id.
-pub(crate) fn get(connection: &Connection, id: &LetterId) -> rusqlite::Result<Option<IndexedLetter>> {
+pub(crate) fn get(connection: &Connection, id: &Position) -> rusqlite::Result<Option<IndexedLetter>> {
     let Some(topic_id) = TextTable::Texts.find(connection, &id.topic)? else {
         return Ok(None);
     };

@@ -5,6 +5,7 @@ use std::sync::{Arc, LazyLock};
 
 use redeliver_core::{Headers, Record, Timestamp};
 use redeliver_kafka::TopicId;
+use redeliver_testkit::record_at;
 use tempfile::TempDir;
 
 use super::positions::read_topic_ids;
@@ -12,10 +13,9 @@ use super::*;
 use crate::dialect::Facts;
 use crate::filter::{Expr, Restriction, parse};
 use crate::fingerprint::GroupId;
-use crate::fixtures::record_at;
 use crate::group_states::contents::tests as states;
 use crate::group_states::{Decided, GroupState, GroupStates};
-use crate::id::LetterId;
+use crate::id::parse_id;
 use crate::json_fields::JsonFields;
 use crate::ledger::{self, Entry, State, Update, Version};
 use crate::letter::{ContentHash, Letter};
@@ -95,7 +95,7 @@ impl Fixture {
     }
 
     fn get(&self, id: &str) -> Option<IndexedLetter> {
-        let id = id.parse().unwrap();
+        let id = parse_id(id).unwrap();
         self.read(|connection| get(connection, &id))
     }
 
@@ -131,7 +131,7 @@ fn at(time: i64, topic: &str, partition: i32, offset: i64, headers: &[(&str, &st
 
 fn update(id: &str, state: Option<State>, content: Option<ContentHash>) -> Update {
     Update {
-        id: id.parse().unwrap(),
+        id: parse_id(id).unwrap(),
         entry: state.map(|state| Entry {
             state,
             time: Some(Timestamp::from_millis(9)),
@@ -196,23 +196,11 @@ fn indexed_letter_has_all_fields() {
         (found.id.to_string().as_str(), found.state),
         ("t-dlq/3/44", State::Open)
     );
+    assert_eq!(found.facts, written.facts);
     assert_eq!(
-        (found.pipeline.as_str(), found.error_class.as_str()),
-        ("crawl", "permanent")
+        (found.facts.retry_count, found.facts.job_id.as_deref()),
+        (3, Some("job"))
     );
-    assert_eq!(
-        (found.error_code.as_str(), found.error_message.as_str()),
-        ("http.404", "gone")
-    );
-    assert_eq!(
-        (found.retry_count, found.failed_at),
-        (3, Some(Timestamp::from_millis(7)))
-    );
-    assert_eq!(
-        (found.origin_topic.as_str(), found.origin_offset),
-        ("docs", Some(2))
-    );
-    assert_eq!((found.job_id.as_str(), found.trace_id.as_str()), ("job", ""));
     assert_eq!(
         (found.key.as_deref(), found.value_size),
         (Some(&b"key-44"[..]), Some(8))

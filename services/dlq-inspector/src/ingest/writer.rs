@@ -506,10 +506,9 @@ mod tests {
     use prometheus_client::registry::Registry;
     use redeliver_core::{Record, Timestamp};
     use redeliver_runtime::health::Health;
-    use redeliver_testkit::eventually;
+    use redeliver_testkit::{eventually, record_at};
 
     use super::*;
-    use crate::fixtures::record_at;
     use crate::group_states::Decided;
     use crate::group_states::contents::tests as states;
     use crate::index::{self, FILE, Index};
@@ -731,7 +730,7 @@ mod tests {
             let Change::Letters(letters) = change else {
                 panic!("{change:?}");
             };
-            known.insert(letters[0].group, states::decided(what, 0, 1));
+            known.table.insert(letters[0].group, states::decided(what, 0, 1));
         }
         running.send(Message::Changes {
             batch: 1,

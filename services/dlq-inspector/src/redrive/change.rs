@@ -11,7 +11,7 @@ use redeliver_service::identity::CallerName;
 use redeliver_store::{ChangeId, Decision};
 
 use super::edit::Edit;
-use super::job::{self, Item, Job, Wanted};
+use super::job::{self, Item, Job, RedriveState};
 use super::jobs::{Entry, Jobs, job_key, plan_key};
 pub use super::refusal::RefusedChange;
 use super::room::{self, New};
@@ -223,7 +223,7 @@ fn written(job: &Job) -> (String, Option<Bytes>) {
 fn planned(job: &Job, edit: Option<&Edit>) -> String {
     let kind = job.kind;
     match (job.wanted, edit) {
-        (Wanted::Running, _) => format!("{kind:?}, started"),
+        (RedriveState::Running, _) => format!("{kind:?}, started"),
         (_, Some(edit)) => format!("{kind:?}: {}", edit.names()),
         (_, None) => format!("{kind:?}"),
     }
@@ -242,7 +242,7 @@ fn next(job: &Job, entry: &Entry, change: JobChange) -> Result<Option<v1::Redriv
     let state = job::state(job, &progress);
     let mut record = job.record.clone();
     let (wanted, starts) = match (change, state) {
-        (JobChange::Start(_), Planned) => (Wanted::Running, true),
+        (JobChange::Start(_), Planned) => (RedriveState::Running, true),
         // It has not begun, and gets another time.
         (JobChange::Start(at), Running | Paused) if progress.next == 0 && job.start_at() != at => {
             (job.wanted, false)
@@ -251,18 +251,18 @@ fn next(job: &Job, entry: &Entry, change: JobChange) -> Result<Option<v1::Redriv
         (JobChange::Start(at), state) if state != Cancelled && (at.is_none() || at == job.start_at()) => {
             return Ok(None);
         }
-        (JobChange::Pause, Running) => (Wanted::Paused, false),
+        (JobChange::Pause, Running) => (RedriveState::Paused, false),
         // The brake has paused it. Now it stays paused, also if somebody changes the rate.
-        (JobChange::Pause, Paused) if job.wanted == Wanted::Running => (Wanted::Paused, false),
+        (JobChange::Pause, Paused) if job.wanted == RedriveState::Running => (RedriveState::Paused, false),
         (JobChange::Pause, Paused) | (JobChange::Resume, Running) | (JobChange::Cancel, Cancelled) => {
             return Ok(None);
         }
-        (JobChange::Resume, Paused) => (Wanted::Running, true),
-        (JobChange::Cancel, Planned | Running | Paused) => (Wanted::Cancelled, false),
+        (JobChange::Resume, Paused) => (RedriveState::Running, true),
+        (JobChange::Cancel, Planned | Running | Paused) => (RedriveState::Cancelled, false),
         (JobChange::Rate(_), Planned | Running | Paused) => (job.wanted, false),
         (_, state) => return Err(RefusedChange::State(state)),
     };
-    record.wanted = wanted.to_wire().into();
+    record.wanted = wanted.into();
     record.run += u32::from(starts);
     if let Some(redrive) = &mut record.redrive {
         match change {
@@ -280,10 +280,11 @@ mod tests {
     use redeliver_core::Record;
     use redeliver_runtime::Config;
     use redeliver_store::{Document as _, State as _};
+    use redeliver_testkit::record;
 
     use super::super::job::tests::{item, job};
     use super::super::job::{Outcome, Progress};
-    use super::super::jobs::tests::{jobs, record};
+    use super::super::jobs::tests::jobs;
     use super::*;
 
     const NOW: Timestamp = Timestamp::from_millis(1_700_000_000_000);
@@ -331,7 +332,7 @@ mod tests {
         let items: Vec<Item> = (0..i64::from(total))
             .map(|offset| item("a-dlq", offset))
             .collect();
-        let mut record = job(total, Wanted::Planned).record;
+        let mut record = job(total, RedriveState::Planned).record;
         record.request_id = request_id.to_owned();
         record.run = 0;
         Change::Plan(Box::new(record), items.into())
@@ -373,11 +374,11 @@ mod tests {
 
     #[test]
     fn job_with_unreadable_progress_can_stop() {
-        let mut jobs = jobs(2, Wanted::Running);
+        let mut jobs = jobs(2, RedriveState::Running);
         jobs.apply(&record("progress/1f", Some(Bytes::from_static(b"\xff"))));
         for (change, expected) in [
-            (JobChange::Pause, Wanted::Paused),
-            (JobChange::Cancel, Wanted::Cancelled),
+            (JobChange::Pause, RedriveState::Paused),
+            (JobChange::Cancel, RedriveState::Cancelled),
         ] {
             let (job, records) = decide(Change::Job("1f".to_owned(), None, change), &jobs).unwrap();
             assert_eq!(job.wanted, expected);
@@ -394,7 +395,7 @@ mod tests {
         let after = |wanted, done: u32, change| {
             let mut jobs = jobs(2, wanted);
             let mut progress = Progress::default();
-            (0..done).for_each(|_| progress.count(Outcome::Done));
+            (0..done).for_each(|_| job::count(&mut progress, Outcome::Done));
             progress.observed = progress.done;
             jobs.apply_own("1f", &progress, Vec::new());
             let change = Change::Job("1f".to_owned(), None, change);
@@ -403,18 +404,38 @@ mod tests {
         };
         let refused = |state| Err(RefusedChange::State(state));
         for (wanted, done, change, expected) in [
-            (Wanted::Planned, 0, JobChange::Start(None), Ok((Running, 2, 1))),
-            (Wanted::Running, 1, JobChange::Start(None), Ok((Running, 1, 0))),
-            (Wanted::Cancelled, 1, JobChange::Start(None), refused(Cancelled)),
-            (Wanted::Running, 1, JobChange::Pause, Ok((Paused, 1, 1))),
-            (Wanted::Planned, 0, JobChange::Pause, refused(Planned)),
-            (Wanted::Paused, 1, JobChange::Resume, Ok((Running, 2, 1))),
-            (Wanted::Running, 1, JobChange::Resume, Ok((Running, 1, 0))),
-            (Wanted::Paused, 1, JobChange::Cancel, Ok((Cancelled, 1, 1))),
-            (Wanted::Cancelled, 1, JobChange::Cancel, Ok((Cancelled, 1, 0))),
-            (Wanted::Running, 2, JobChange::Cancel, refused(Succeeded)),
-            (Wanted::Running, 1, JobChange::Rate(5), Ok((Running, 1, 1))),
-            (Wanted::Running, 1, JobChange::Rate(0), Ok((Running, 1, 0))),
+            (
+                RedriveState::Planned,
+                0,
+                JobChange::Start(None),
+                Ok((Running, 2, 1)),
+            ),
+            (
+                RedriveState::Running,
+                1,
+                JobChange::Start(None),
+                Ok((Running, 1, 0)),
+            ),
+            (
+                RedriveState::Cancelled,
+                1,
+                JobChange::Start(None),
+                refused(Cancelled),
+            ),
+            (RedriveState::Running, 1, JobChange::Pause, Ok((Paused, 1, 1))),
+            (RedriveState::Planned, 0, JobChange::Pause, refused(Planned)),
+            (RedriveState::Paused, 1, JobChange::Resume, Ok((Running, 2, 1))),
+            (RedriveState::Running, 1, JobChange::Resume, Ok((Running, 1, 0))),
+            (RedriveState::Paused, 1, JobChange::Cancel, Ok((Cancelled, 1, 1))),
+            (
+                RedriveState::Cancelled,
+                1,
+                JobChange::Cancel,
+                Ok((Cancelled, 1, 0)),
+            ),
+            (RedriveState::Running, 2, JobChange::Cancel, refused(Succeeded)),
+            (RedriveState::Running, 1, JobChange::Rate(5), Ok((Running, 1, 1))),
+            (RedriveState::Running, 1, JobChange::Rate(0), Ok((Running, 1, 0))),
         ] {
             assert_eq!(
                 after(wanted, done, change),
@@ -436,7 +457,7 @@ mod tests {
             let mut jobs = jobs(2, wanted);
             jobs.apply(&record_of(&job_key("1f"), job.encode_to_vec()));
             let mut progress = Progress::default();
-            (0..done).for_each(|_| progress.count(Outcome::Done));
+            (0..done).for_each(|_| job::count(&mut progress, Outcome::Done));
             progress.observed = progress.done;
             jobs.apply_own("1f", &progress, Vec::new());
             let change = Change::Job("1f".to_owned(), None, JobChange::Start(at));
@@ -444,7 +465,7 @@ mod tests {
             assert_eq!((job.wanted, job.record.run), (wanted, 1));
             Ok((job.start_at(), records.len()))
         };
-        let changed = |start_at, done, at| changed_if(Wanted::Running, start_at, done, at);
+        let changed = |start_at, done, at| changed_if(RedriveState::Running, start_at, done, at);
         assert_eq!(changed(later(60), 0, None), Ok((None, 1)));
         assert_eq!(changed(later(60), 0, later(5)), Ok((later(5), 1)));
         assert_eq!(changed(later(60), 0, later(90)), Ok((later(90), 1)));
@@ -452,7 +473,7 @@ mod tests {
         assert_eq!(changed(None, 0, later(90)), Ok((later(90), 1)));
         // A paused one stays paused.
         assert_eq!(
-            changed_if(Wanted::Paused, later(60), 0, later(5)),
+            changed_if(RedriveState::Paused, later(60), 0, later(5)),
             Ok((later(5), 1))
         );
         // It has begun.
@@ -460,7 +481,10 @@ mod tests {
         assert_eq!(changed(later(60), 1, None), Ok((later(60), 0)));
         assert_eq!(changed(later(60), 1, later(60)), Ok((later(60), 0)));
         assert_eq!(changed(later(60), 1, later(90)), refused(Running));
-        assert_eq!(changed_if(Wanted::Paused, None, 1, later(90)), refused(Paused));
+        assert_eq!(
+            changed_if(RedriveState::Paused, None, 1, later(90)),
+            refused(Paused)
+        );
         assert_eq!(changed(None, 2, later(90)), refused(Succeeded));
     }
 

@@ -158,11 +158,11 @@ fn edited(edited: Option<&v1::EditedBytes>, unedited: Option<&Bytes>) -> Option<
 mod tests {
     use redeliver_core::Headers;
     use redeliver_core::redrive::REDRIVE_ID;
+    use redeliver_testkit::record_at;
 
     use super::super::job::TargetOptions;
     use super::super::record::{Candidate, Destinations};
     use super::*;
-    use crate::fixtures::record_at;
 
     const NOW: Timestamp = Timestamp::from_millis(1_700_000_000_000);
 

@@ -19,7 +19,7 @@ use redeliver_service::audit::AuditLog;
 use tracing::{Span, info_span};
 
 use super::decider::{Answer, Request};
-use super::job::{self, Job, Outcome, Progress, Skip};
+use super::job::{self, Job, Outcome, Progress};
 use super::jobs::{Entry, Jobs};
 use super::pace::{self, Memory, Next, Take};
 use super::removal::{self, Removals};
@@ -596,7 +596,7 @@ impl Processor for Executor {
             known.dedup();
             *until = now.after(DENIED);
         }
-        if self.give_up(denied, Outcome::Skipped(Skip::DestinationDenied), batch) {
+        if self.give_up(denied, Outcome::DestinationDenied, batch) {
             return true;
         }
         // One of the topics that each step writes to. The lane gives the step back.

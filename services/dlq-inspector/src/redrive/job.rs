@@ -3,13 +3,13 @@
 use std::time::Duration;
 
 use bytes::Bytes;
-use redeliver_core::{HumanDuration, Timestamp};
+use redeliver_core::{HumanDuration, Position, Timestamp};
 use redeliver_proto::convert::{from_duration, from_timestamp};
+pub use redeliver_proto::v1::{RedriveOutcome as Outcome, RedriveProgress as Progress, RedriveState};
 use redeliver_proto::{Message as _, has_unknown_fields, v1};
 use redeliver_service::identity::CallerName;
 use redeliver_store::Document;
 
-use crate::id::LetterId;
 use crate::ledger::State;
 use crate::letter::{ContentHash, HASH_BYTES};
 
@@ -67,73 +67,6 @@ impl Kind {
     }
 }
 
-/// What callers want.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Wanted {
-    /// It is not started.
-    Planned,
-    /// It runs.
-    Running,
-    /// It is paused.
-    Paused,
-    /// It is cancelled for good.
-    Cancelled,
-}
-
-impl Wanted {
-    fn from_wire(state: v1::RedriveState) -> Option<Self> {
-        match state {
-            v1::RedriveState::Planned => Some(Self::Planned),
-            v1::RedriveState::Running => Some(Self::Running),
-            v1::RedriveState::Paused => Some(Self::Paused),
-            v1::RedriveState::Cancelled => Some(Self::Cancelled),
-            _ => None,
-        }
-    }
-
-    /// As it is written.
-    #[must_use]
-    pub const fn to_wire(self) -> v1::RedriveState {
-        match self {
-            Self::Planned => v1::RedriveState::Planned,
-            Self::Running => v1::RedriveState::Running,
-            Self::Paused => v1::RedriveState::Paused,
-            Self::Cancelled => v1::RedriveState::Cancelled,
-        }
-    }
-}
-
-/// Why a dead letter was skipped. The topic stores these numbers.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Skip {
-    /// Kafka does not have the record any more.
-    Gone = 16,
-    /// Another record is at its position.
-    Changed = 17,
-    /// It was redriven meanwhile.
-    Redriven = 18,
-    /// It was discarded meanwhile.
-    Discarded = 19,
-    /// It is open, and was to be restored.
-    Open = 20,
-    /// Its payload was left out.
-    PayloadOmitted = 21,
-    /// It has headers that cannot be read, and so not be written.
-    UnreadableHeaders = 22,
-    /// The pipeline would reject it because of its own headers.
-    InvalidHeaders = 23,
-    /// Its headers name no topic.
-    NoDestination = 24,
-    /// The configuration does not allow the destination, or the caller who has planned the job has not seen it.
-    DestinationNotAllowed = 25,
-    /// The destination does not exist.
-    DestinationMissing = 26,
-    /// It was redriven often, and came back each time.
-    TooOften = 27,
-    /// The inspector that executes jobs may not write to the destination, or not see it.
-    DestinationDenied = 28,
-}
-
 /// What a caller wants of all dead letters of a job.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct TargetOptions {
@@ -143,26 +76,19 @@ pub struct TargetOptions {
     pub force: bool,
 }
 
-/// What became of a dead letter.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Outcome {
-    /// It was done.
-    Done,
-    /// Its destination refuses the record.
-    Failed,
-    /// It was skipped.
-    Skipped(Skip),
+/// The number with which an outcome is stored.
+#[must_use]
+pub fn number(outcome: Outcome) -> u8 {
+    u8::try_from(i32::from(outcome)).unwrap_or_default()
 }
 
-impl Outcome {
-    /// As it is stored.
-    #[must_use]
-    pub const fn number(self) -> u8 {
-        match self {
-            Self::Done => 1,
-            Self::Failed => 2,
-            Self::Skipped(skip) => skip as u8,
-        }
+/// The outcome of a dead letter that is in a state in which its job does not take it.
+#[must_use]
+pub fn skipped_in(state: State) -> Outcome {
+    match state {
+        State::Open => Outcome::Open,
+        State::Redriven => Outcome::Redriven,
+        State::Discarded => Outcome::Discarded,
     }
 }
 
@@ -170,7 +96,7 @@ impl Outcome {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Item {
     /// Its id.
-    pub id: LetterId,
+    pub id: Position,
     /// The hash of its content.
     pub content: ContentHash,
 }
@@ -183,7 +109,7 @@ pub struct Job {
     /// What it does.
     pub kind: Kind,
     /// What callers want.
-    pub wanted: Wanted,
+    pub wanted: RedriveState,
     /// Whether a newer version has written something that this one does not know, and would drop with a change.
     pub is_newer: bool,
 }
@@ -215,6 +141,7 @@ impl Job {
     /// # Errors
     /// If the record is not one that this version writes.
     pub fn read(record: v1::RedriveRecord) -> Result<Self, InvalidValue> {
+        use RedriveState::{Cancelled, Paused, Planned, Running};
         if record.format > NEWEST_FORMAT {
             return Err(InvalidValue::Newer);
         }
@@ -223,9 +150,10 @@ impl Job {
             return Err(InvalidValue::Malformed);
         }
         let kind = Kind::from_wire(redrive.kind()).ok_or(InvalidValue::Malformed)?;
-        let wanted = Wanted::from_wire(record.wanted()).ok_or(InvalidValue::Malformed)?;
+        let wanted = record.wanted();
+        let is_valid = [Planned, Running, Paused, Cancelled].contains(&wanted);
         let is_whole = record.chunks == redrive.total.div_ceil(CHUNK) && redrive.total <= MAX_ITEMS;
-        if !is_whole {
+        if !is_valid || !is_whole {
             return Err(InvalidValue::Malformed);
         }
         Ok(Self {
@@ -339,86 +267,21 @@ pub(super) fn is_hex(id: &str) -> bool {
     !id.is_empty() && id.bytes().all(|byte| byte.is_ascii_hexdigit())
 }
 
-/// How far a job is.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Progress {
-    /// The number of items that were tried.
-    pub next: u32,
-    /// The number of those that were done.
-    pub done: u32,
-    /// The number of those that failed.
-    pub failed: u32,
-    /// The number of those that were skipped.
-    pub skipped: u32,
-    /// The number of redriven records that have come back.
-    pub returned: u32,
-    /// When `done` has changed last.
-    pub sent_at: Option<Timestamp>,
-    /// `done` when the records that had come back were counted last, and all of them were known.
-    pub observed: u32,
-    /// The run that the brake has paused; 0: none.
-    pub braked_run: u32,
-    /// Why.
-    pub brake: String,
-    /// `done` and `returned` when the brake acted last.
-    pub braked_at: (u32, u32),
-    /// Why the last attempt did nothing; empty if it did something. The executor tries again.
-    pub problem: String,
+/// Counts an item that was tried.
+pub fn count(progress: &mut Progress, outcome: Outcome) {
+    progress.next += 1;
+    match outcome {
+        Outcome::Done => progress.done += 1,
+        Outcome::Failed => progress.failed += 1,
+        _ => progress.skipped += 1,
+    }
 }
 
-impl Progress {
-    /// Counts an item that was tried.
-    pub fn count(&mut self, outcome: Outcome) {
-        self.next += 1;
-        match outcome {
-            Outcome::Done => self.done += 1,
-            Outcome::Failed => self.failed += 1,
-            Outcome::Skipped(_) => self.skipped += 1,
-        }
-    }
-
-    /// Progress from its record.
-    ///
-    /// # Errors
-    /// If its numbers contradict each other.
-    pub fn read(record: v1::RedriveProgress) -> Result<Self, InvalidValue> {
-        let sum = [record.done, record.failed, record.skipped].map(u64::from);
-        if sum.iter().sum::<u64>() != u64::from(record.next) {
-            return Err(InvalidValue::Malformed);
-        }
-        Ok(Self {
-            next: record.next,
-            done: record.done,
-            failed: record.failed,
-            skipped: record.skipped,
-            returned: record.returned,
-            sent_at: record.sent_at.as_ref().and_then(from_timestamp),
-            observed: record.observed,
-            braked_run: record.braked_run,
-            brake: record.brake,
-            braked_at: (record.braked_done, record.braked_returned),
-            problem: record.problem,
-        })
-    }
-
-    /// As it is written.
-    #[must_use]
-    pub fn to_record(&self) -> v1::RedriveProgress {
-        v1::RedriveProgress {
-            next: self.next,
-            done: self.done,
-            failed: self.failed,
-            skipped: self.skipped,
-            returned: self.returned,
-            sent_at: self.sent_at.map(redeliver_proto::convert::to_timestamp),
-            observed: self.observed,
-            braked_run: self.braked_run,
-            brake: self.brake.clone(),
-            braked_done: self.braked_at.0,
-            braked_returned: self.braked_at.1,
-            problem: self.problem.clone(),
-        }
-    }
+/// Whether the numbers of a progress do not contradict each other.
+#[must_use]
+pub fn is_consistent(progress: &Progress) -> bool {
+    let sum = [progress.done, progress.failed, progress.skipped].map(u64::from);
+    sum.iter().sum::<u64>() == u64::from(progress.next)
 }
 
 /// Whether records of a job may come back that were not counted yet.
@@ -429,7 +292,7 @@ pub fn awaits_returns(job: &Job, progress: &Progress) -> bool {
 
 /// The state of a job. It has ended once everything was tried, and it is known which records have come back.
 #[must_use]
-pub fn state(job: &Job, progress: &Progress) -> v1::RedriveState {
+pub fn state(job: &Job, progress: &Progress) -> RedriveState {
     let total = job.spec().total;
     if progress.next >= total && !awaits_returns(job, progress) {
         // Each of several results of a record can come back.
@@ -438,14 +301,14 @@ pub fn state(job: &Job, progress: &Progress) -> v1::RedriveState {
             progress.done - returned,
             progress.failed + progress.skipped + returned,
         ) {
-            (_, 0) => v1::RedriveState::Succeeded,
-            (0, _) => v1::RedriveState::Failed,
-            _ => v1::RedriveState::PartiallySucceeded,
+            (_, 0) => RedriveState::Succeeded,
+            (0, _) => RedriveState::Failed,
+            _ => RedriveState::PartiallySucceeded,
         };
     }
     match job.wanted {
-        Wanted::Running if is_braked(job, progress) => v1::RedriveState::Paused,
-        wanted => wanted.to_wire(),
+        RedriveState::Running if is_braked(job, progress) => RedriveState::Paused,
+        wanted => wanted,
     }
 }
 
@@ -457,13 +320,13 @@ pub fn is_braked(job: &Job, progress: &Progress) -> bool {
 
 /// Whether nothing will happen to a job in this state any more.
 #[must_use]
-pub fn has_ended(state: v1::RedriveState) -> bool {
+pub fn has_ended(state: RedriveState) -> bool {
     matches!(
         state,
-        v1::RedriveState::Succeeded
-            | v1::RedriveState::PartiallySucceeded
-            | v1::RedriveState::Cancelled
-            | v1::RedriveState::Failed
+        RedriveState::Succeeded
+            | RedriveState::PartiallySucceeded
+            | RedriveState::Cancelled
+            | RedriveState::Failed
     )
 }
 
@@ -476,8 +339,8 @@ pub fn chunks(items: &[Item]) -> Vec<v1::RedrivePlanChunk> {
             let mut chunk = v1::RedrivePlanChunk::default();
             for item in items {
                 // The items are in the order of topics, so that there are few.
-                if chunk.topics.last() != Some(&item.id.topic) {
-                    chunk.topics.push(item.id.topic.clone());
+                if chunk.topics.last().is_none_or(|last| **last != *item.id.topic) {
+                    chunk.topics.push(item.id.topic.to_string());
                 }
                 chunk.items.push(v1::RedrivePlanItem {
                     topic: u32::try_from(chunk.topics.len() - 1).unwrap_or(u32::MAX),
@@ -501,8 +364,8 @@ pub fn items(chunk: &v1::RedrivePlanChunk) -> Result<Vec<Item>, InvalidValue> {
         let is_valid = item.partition >= 0 && item.offset >= 0 && item.content_hash.len() == HASH_BYTES;
         let topic = topic.filter(|_| is_valid).ok_or(InvalidValue::Malformed)?;
         Ok(Item {
-            id: LetterId {
-                topic: topic.clone(),
+            id: Position {
+                topic: topic.as_str().into(),
                 partition: item.partition,
                 offset: item.offset,
             },
@@ -521,8 +384,8 @@ pub(crate) mod tests {
 
     pub(crate) fn item(topic: &str, offset: i64) -> Item {
         Item {
-            id: LetterId {
-                topic: topic.to_owned(),
+            id: Position {
+                topic: topic.into(),
                 partition: 0,
                 offset,
             },
@@ -530,11 +393,11 @@ pub(crate) mod tests {
         }
     }
 
-    pub(crate) fn job(total: u32, wanted: Wanted) -> Job {
+    pub(crate) fn job(total: u32, wanted: RedriveState) -> Job {
         Job::read(v1::RedriveRecord {
             revision: 2,
             run: 1,
-            wanted: wanted.to_wire().into(),
+            wanted: wanted.into(),
             chunks: total.div_ceil(CHUNK),
             redrive: Some(v1::Redrive {
                 id: "r1".to_owned(),
@@ -553,7 +416,7 @@ pub(crate) mod tests {
         let read = |format, unknown: &[u8]| {
             let record = v1::RedriveRecord {
                 format,
-                ..job(2, Wanted::Running).record
+                ..job(2, RedriveState::Running).record
             };
             let value = [&record.encode_to_vec()[..], unknown].concat();
             let read = <Job as Document>::decode(&"1f".to_owned(), &value.into())?;
@@ -586,27 +449,27 @@ pub(crate) mod tests {
     fn state_follows_from_wish_and_progress() {
         let progress = |outcomes: &[Outcome]| {
             let mut progress = Progress::default();
-            outcomes.iter().for_each(|outcome| progress.count(*outcome));
+            outcomes.iter().for_each(|outcome| count(&mut progress, *outcome));
             progress.observed = progress.done;
-            assert_eq!(Progress::read(progress.to_record()), Ok(progress.clone()));
+            assert!(is_consistent(&progress));
             progress
         };
-        let (done, failed, skipped) = (Outcome::Done, Outcome::Failed, Outcome::Skipped(Skip::Gone));
+        let (done, failed, skipped) = (Outcome::Done, Outcome::Failed, Outcome::Gone);
         for (wanted, outcomes, expected) in [
-            (Wanted::Planned, &[][..], v1::RedriveState::Planned),
-            (Wanted::Running, &[done], v1::RedriveState::Running),
-            (Wanted::Paused, &[done], v1::RedriveState::Paused),
-            (Wanted::Cancelled, &[done], v1::RedriveState::Cancelled),
-            (Wanted::Running, &[done, done], v1::RedriveState::Succeeded),
+            (RedriveState::Planned, &[][..], RedriveState::Planned),
+            (RedriveState::Running, &[done], RedriveState::Running),
+            (RedriveState::Paused, &[done], RedriveState::Paused),
+            (RedriveState::Cancelled, &[done], RedriveState::Cancelled),
+            (RedriveState::Running, &[done, done], RedriveState::Succeeded),
             // The last step was written before the pause was read.
-            (Wanted::Paused, &[done, done], v1::RedriveState::Succeeded),
-            (Wanted::Cancelled, &[done, done], v1::RedriveState::Succeeded),
+            (RedriveState::Paused, &[done, done], RedriveState::Succeeded),
+            (RedriveState::Cancelled, &[done, done], RedriveState::Succeeded),
             (
-                Wanted::Running,
+                RedriveState::Running,
                 &[done, failed],
-                v1::RedriveState::PartiallySucceeded,
+                RedriveState::PartiallySucceeded,
             ),
-            (Wanted::Running, &[skipped, failed], v1::RedriveState::Failed),
+            (RedriveState::Running, &[skipped, failed], RedriveState::Failed),
         ] {
             assert_eq!(
                 state(&job(2, wanted), &progress(outcomes)),
@@ -616,58 +479,34 @@ pub(crate) mod tests {
         }
         let mut ended = progress(&[done, done]);
         for (returned, expected) in [
-            (1, v1::RedriveState::PartiallySucceeded),
-            (2, v1::RedriveState::Failed),
-            (3, v1::RedriveState::Failed),
+            (1, RedriveState::PartiallySucceeded),
+            (2, RedriveState::Failed),
+            (3, RedriveState::Failed),
         ] {
             ended.returned = returned;
-            assert_eq!(state(&job(2, Wanted::Running), &ended), expected, "{returned}");
+            assert_eq!(
+                state(&job(2, RedriveState::Running), &ended),
+                expected,
+                "{returned}"
+            );
         }
         // It is not known yet what has come back.
         ended.observed = 1;
-        for wanted in [Wanted::Running, Wanted::Paused, Wanted::Cancelled] {
-            assert_eq!(state(&job(2, wanted), &ended), wanted.to_wire());
+        for wanted in [
+            RedriveState::Running,
+            RedriveState::Paused,
+            RedriveState::Cancelled,
+        ] {
+            assert_eq!(state(&job(2, wanted), &ended), wanted);
         }
         let braked = Progress {
             braked_run: 1,
             ..progress(&[done])
         };
-        let mut job = job(2, Wanted::Running);
-        assert_eq!(state(&job, &braked), v1::RedriveState::Paused);
+        let mut job = job(2, RedriveState::Running);
+        assert_eq!(state(&job, &braked), RedriveState::Paused);
         // Somebody has resumed it.
         job.record.run = 2;
-        assert_eq!(state(&job, &braked), v1::RedriveState::Running);
-    }
-
-    #[test]
-    fn outcomes_match_the_schema() {
-        use Skip::{
-            Changed, DestinationDenied, DestinationMissing, DestinationNotAllowed, Discarded, Gone,
-            InvalidHeaders, NoDestination, Open, PayloadOmitted, Redriven, TooOften, UnreadableHeaders,
-        };
-        let name = |outcome: Outcome| {
-            let wire = v1::RedriveOutcome::try_from(i32::from(outcome.number())).unwrap();
-            let name = wire.as_str_name().strip_prefix("REDRIVE_OUTCOME_").unwrap();
-            name.replace('_', "").to_lowercase()
-        };
-        assert_eq!(name(Outcome::Done), "done");
-        assert_eq!(name(Outcome::Failed), "failed");
-        for skip in [
-            Gone,
-            Changed,
-            Redriven,
-            Discarded,
-            Open,
-            PayloadOmitted,
-            UnreadableHeaders,
-            InvalidHeaders,
-            NoDestination,
-            DestinationNotAllowed,
-            DestinationMissing,
-            TooOften,
-            DestinationDenied,
-        ] {
-            assert_eq!(name(Outcome::Skipped(skip)), format!("{skip:?}").to_lowercase());
-        }
+        assert_eq!(state(&job, &braked), RedriveState::Running);
     }
 }

@@ -1,7 +1,7 @@
 //! What the topic of jobs contains.
 
 use std::collections::BTreeMap;
-use std::ops::{Deref, DerefMut, Range};
+use std::ops::Range;
 use std::sync::Arc;
 
 use bytes::Bytes;
@@ -11,13 +11,14 @@ use redeliver_service::identity::CallerName;
 use redeliver_store::{Document as _, State, Table};
 
 use super::edit::Edit;
-use super::job::{self, CHUNK, InvalidValue, Item, Job, Kind, Outcome, Progress, Wanted};
+use super::job::{self, CHUNK, InvalidValue, Item, Job, Kind, Outcome, Progress, RedriveState};
 use super::outcomes::{Outcomes, outcomes_key};
 
 /// All jobs, by id. Ids increase with the time. Cheap to clone.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Jobs {
-    table: Table<Job>,
+    /// The jobs alone.
+    pub table: Table<Job>,
     /// Those that can be read, and what else is known of a job.
     entries: BTreeMap<String, Arc<Entry>>,
 }
@@ -105,12 +106,12 @@ impl Jobs {
     pub fn redriven_by(&self, item: &Item) -> Option<(Job, Option<Position>)> {
         let mut jobs = self.iter().rev().filter(|(_, _, job)| {
             let sources = &job.spec().sources;
-            job.kind == Kind::Redrive && sources.iter().any(|count| count.topic == item.id.topic)
+            job.kind == Kind::Redrive && sources.iter().any(|count| *count.topic == *item.id.topic)
         });
         jobs.find_map(|(_, entry, job)| {
             let (chunk, index) = entry.place_of(item)?;
             let outcomes = entry.outcomes(chunk);
-            let is_done = outcomes.numbers().get(index) == Some(&Outcome::Done.number());
+            let is_done = outcomes.numbers().get(index) == Some(&job::number(Outcome::Done));
             is_done.then(|| (job, outcomes.written(index)))
         })
     }
@@ -127,7 +128,7 @@ impl Jobs {
     /// Takes note of what the executor has written.
     pub(crate) fn apply_own(&mut self, id: &str, progress: &Progress, outcomes: Vec<(u32, Bytes)>) {
         self.update(id, |entry| {
-            entry.progress = Some(progress.to_record().encode_to_vec().into());
+            entry.progress = Some(progress.encode_to_vec().into());
             entry.outcomes.extend(outcomes);
         });
     }
@@ -152,23 +153,23 @@ impl Entry {
     /// Its progress.
     #[must_use]
     pub fn progress(&self) -> Progress {
-        let read = self.progress.clone().map(v1::RedriveProgress::decode);
-        let record = read.and_then(Result::ok).unwrap_or_default();
-        Progress::read(record).unwrap_or_default()
+        self.known_progress().unwrap_or_default()
     }
 
     /// Whether what was written about its progress can be read. Otherwise, nobody knows what was done.
     #[must_use]
     pub fn is_progress_known(&self) -> bool {
-        self.progress.as_ref().is_none_or(|value| {
-            let read = v1::RedriveProgress::decode(value.clone()).ok();
-            read.is_some_and(|record| Progress::read(record).is_ok())
-        })
+        self.progress.is_none() || self.known_progress().is_some()
+    }
+
+    fn known_progress(&self) -> Option<Progress> {
+        let progress = Progress::decode(self.progress.clone()?).ok()?;
+        job::is_consistent(&progress).then_some(progress)
     }
 
     /// Whether nothing is done for it until somebody cancels it, because nobody knows what was done.
     fn is_stuck(&self) -> bool {
-        let is_cancelled = |job: Job| job.wanted == Wanted::Cancelled;
+        let is_cancelled = |job: Job| job.wanted == RedriveState::Cancelled;
         !self.is_progress_known() && self.job().is_some_and(|job| !is_cancelled(job))
     }
 
@@ -210,15 +211,13 @@ impl Entry {
 
     /// The chunk of its plan that has an item, and the place of the item in it. Plans are in the order of ids.
     fn place_of(&self, item: &Item) -> Option<(u32, usize)> {
-        let key = |item: &Item| (item.id.topic.clone(), item.id.partition, item.id.offset);
-        let wanted = key(item);
         let (mut from, mut to) = (0, u32::try_from(self.plan.len()).unwrap_or(u32::MAX));
         while from < to {
             let middle = from + (to - from) / 2;
             let items = self.items(middle)?;
-            if items.last().is_none_or(|last| key(last) < wanted) {
+            if items.last().is_none_or(|last| last.id < item.id) {
                 from = middle + 1;
-            } else if items.first().is_some_and(|first| key(first) > wanted) {
+            } else if items.first().is_some_and(|first| first.id > item.id) {
                 to = middle;
             } else {
                 let index = items.iter().position(|found| found == item)?;
@@ -290,20 +289,6 @@ impl Entry {
     }
 }
 
-impl Deref for Jobs {
-    type Target = Table<Job>;
-
-    fn deref(&self) -> &Table<Job> {
-        &self.table
-    }
-}
-
-impl DerefMut for Jobs {
-    fn deref_mut(&mut self) -> &mut Table<Job> {
-        &mut self.table
-    }
-}
-
 impl State for Jobs {
     type Document = Job;
 
@@ -311,6 +296,10 @@ impl State for Jobs {
     const NAME: &'static str = "dlq_redrives";
     // Nobody has planned anything then.
     const IS_OPTIONAL: bool = true;
+
+    fn table(&self) -> &Table<Job> {
+        &self.table
+    }
 
     fn apply(&mut self, record: &Record) {
         let (key, value) = (key_of(record), record.value.clone());
@@ -334,7 +323,7 @@ impl State for Jobs {
     }
 
     fn problems(&self) -> BTreeMap<String, Problem> {
-        let mut problems = self.document_problems();
+        let mut problems = self.table.document_problems();
         let stuck = self.entries.iter().filter(|(_, entry)| entry.is_stuck());
         let malformed = Problem::Unreadable(InvalidValue::Malformed);
         problems.extend(stuck.map(|(id, _)| (progress_key(id), malformed.clone())));
@@ -346,7 +335,10 @@ impl State for Jobs {
             let progress = before.entries.get(id).map(|entry| entry.progress());
             job::has_ended(job::state(job, &progress.unwrap_or_default()))
         };
-        let lost = self.lost(before).filter(|(id, job)| !has_ended(id, job));
+        let lost = self
+            .table
+            .lost(&before.table)
+            .filter(|(id, job)| !has_ended(id, job));
         let jobs = lost.count();
         if jobs > 0 {
             tracing::warn!(topic, jobs, "unfinished redrives lost");
@@ -356,28 +348,13 @@ impl State for Jobs {
 
 #[cfg(test)]
 pub(crate) mod tests {
-    use redeliver_core::Headers;
+    use redeliver_testkit::record;
 
     use super::super::job::tests::{item, job};
     use super::*;
 
-    pub(crate) fn record(key: &str, value: Option<Bytes>) -> Record {
-        Record {
-            position: Position {
-                topic: "redrives".into(),
-                partition: 0,
-                offset: 0,
-            },
-            timestamp: None,
-            key: Some(Bytes::copy_from_slice(key.as_bytes())),
-            value,
-            headers: Headers::new(),
-            unreadable_headers: 0,
-        }
-    }
-
     /// A job `1f` with a plan of this many items.
-    pub(crate) fn jobs(total: u32, wanted: Wanted) -> Jobs {
+    pub(crate) fn jobs(total: u32, wanted: RedriveState) -> Jobs {
         let mut jobs = Jobs::default();
         let planned: Vec<Item> = (0..i64::from(total))
             .map(|offset| item("a-dlq", offset))
@@ -398,7 +375,7 @@ pub(crate) mod tests {
 
     #[test]
     fn job_keeps_its_parts_until_removed() {
-        let mut jobs = jobs(501, Wanted::Running);
+        let mut jobs = jobs(501, RedriveState::Running);
         let entry = jobs.get("1f").unwrap();
         assert_eq!(entry.items(1).unwrap(), [item("a-dlq", 500)]);
         assert_eq!((entry.items(2), entry.progress()), (None, Progress::default()));
@@ -413,7 +390,7 @@ pub(crate) mod tests {
         );
         assert_eq!((offsets(499..502), offsets(7..7)), (None, Some(vec![])));
         let mut progress = Progress::default();
-        progress.count(Outcome::Done);
+        job::count(&mut progress, Outcome::Done);
         let outcomes = v1::RedriveOutcomes {
             outcomes: vec![1].into(),
             ..v1::RedriveOutcomes::default()
@@ -422,7 +399,7 @@ pub(crate) mod tests {
         // What the executor reads of its own is not newer than what it knows.
         jobs.apply_of_callers(&record(
             "progress/1f",
-            Some(Progress::default().to_record().encode_to_vec().into()),
+            Some(Progress::default().encode_to_vec().into()),
         ));
         let entry = jobs.get("1f").unwrap().clone();
         assert_eq!(
@@ -438,7 +415,7 @@ pub(crate) mod tests {
 
     #[test]
     fn job_of_redriven_letter_is_found() {
-        let mut jobs = jobs(1_201, Wanted::Running);
+        let mut jobs = jobs(1_201, RedriveState::Running);
         let mut written = jobs.get("1f").unwrap().job().unwrap().record;
         written.redrive.as_mut().unwrap().sources = vec![v1::RedriveCount {
             topic: "a-dlq".to_owned(),
@@ -446,7 +423,7 @@ pub(crate) mod tests {
         }];
         jobs.apply(&record(&job_key("1f"), Some(written.encode_to_vec().into())));
         let outcomes = v1::RedriveOutcomes {
-            outcomes: vec![Outcome::Done.number(), Outcome::Failed.number()].into(),
+            outcomes: vec![job::number(Outcome::Done), job::number(Outcome::Failed)].into(),
             topics: vec!["out".to_owned()],
             written_topics: vec![1, 0],
             written_partitions: vec![3, 0],
@@ -486,17 +463,17 @@ pub(crate) mod tests {
         jobs.apply(&record("job/1f", Some(Bytes::from_static(b"\xff"))));
         let newer = v1::RedriveRecord {
             format: 3,
-            ..job(1, Wanted::Running).record
+            ..job(1, RedriveState::Running).record
         };
         jobs.apply(&record("job/2f", Some(newer.encode_to_vec().into())));
         // An edit whose parts are not named would be redriven as it is.
         let nameless = v1::RedriveRecord {
             format: 1,
-            ..job(1, Wanted::Running).record
+            ..job(1, RedriveState::Running).record
         };
         jobs.apply(&record("job/3f", Some(nameless.encode_to_vec().into())));
         jobs.apply(&record("task/1", Some(Bytes::new())));
-        assert_eq!((jobs.count(), jobs.get("1f")), (0, None));
+        assert_eq!((jobs.table.count(), jobs.get("1f")), (0, None));
         let problems: Vec<(String, String)> = jobs
             .problems()
             .into_iter()
@@ -527,18 +504,18 @@ pub(crate) mod tests {
     fn unreadable_progress_is_reported_until_cancelled() {
         let unreadable = record("progress/1f", Some(Bytes::from_static(b"\xff")));
         for wanted in [
-            Wanted::Planned,
-            Wanted::Running,
-            Wanted::Paused,
-            Wanted::Cancelled,
+            RedriveState::Planned,
+            RedriveState::Running,
+            RedriveState::Paused,
+            RedriveState::Cancelled,
         ] {
             let mut jobs = jobs(2, wanted);
             assert_eq!(jobs.get("1f").unwrap().problem(), "");
             jobs.apply(&unreadable);
             let problems = jobs.problems();
             let problem = jobs.get("1f").unwrap().problem();
-            assert_eq!(jobs.problem("1f"), None);
-            if wanted == Wanted::Cancelled {
+            assert_eq!(jobs.table.problem("1f"), None);
+            if wanted == RedriveState::Cancelled {
                 assert_eq!((problems.len(), &*problem), (0, ""));
                 continue;
             }

@@ -1,18 +1,18 @@
 //! What the executor knows of the ledger: the state of each dead letter with an entry.
 
 use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
 
-use redeliver_core::Timestamp;
+use redeliver_core::{Position, Timestamp};
 
 use super::job::Item;
-use crate::id::LetterId;
 use crate::ledger::{self, State, Update, Version};
 use crate::letter::ContentHash;
 
 /// The states of all dead letters with an entry.
 #[derive(Debug, Default)]
 pub(crate) struct LedgerStates {
-    topics: HashMap<String, u32>,
+    topics: HashMap<Arc<str>, u32>,
     /// By the number of the topic, the partition and the offset.
     entries: BTreeMap<(u32, i32, i64), KnownEntry>,
 }
@@ -30,7 +30,7 @@ struct KnownEntry {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Removed {
     /// The dead letter.
-    pub(crate) id: LetterId,
+    pub(crate) id: Position,
     /// The partition of the ledger that has the entry. Since it was written, the ledger may have got more partitions.
     pub(crate) partition: i32,
 }
@@ -51,7 +51,7 @@ impl LedgerStates {
         }
     }
 
-    fn get(&self, id: &LetterId) -> Option<&KnownEntry> {
+    fn get(&self, id: &Position) -> Option<&KnownEntry> {
         let topic = self.topics.get(&id.topic)?;
         self.entries.get(&(*topic, id.partition, id.offset))
     }
@@ -67,7 +67,7 @@ impl LedgerStates {
     }
 
     /// Whether the state of a dead letter depends on its timestamp.
-    pub(crate) fn needs_time(&self, id: &LetterId) -> bool {
+    pub(crate) fn needs_time(&self, id: &Position) -> bool {
         let lacks_hash = |known: &KnownEntry| known.state.is_some() && known.content.is_none();
         self.get(id).is_some_and(lacks_hash)
     }
@@ -81,7 +81,7 @@ impl LedgerStates {
         limit: usize,
     ) -> Vec<Removed> {
         let mut removable = Vec::new();
-        let topics: Vec<(String, u32)> = self.topics.iter().map(|(name, id)| (name.clone(), *id)).collect();
+        let topics: Vec<(Arc<str>, u32)> = self.topics.iter().map(|(name, id)| (name.clone(), *id)).collect();
         for (name, topic) in topics {
             let mut from = (topic, i32::MIN, i64::MIN);
             while let Some((&(_, partition, _), _)) =
@@ -128,8 +128,8 @@ impl LedgerStates {
                 continue;
             }
             removable.push(Removed {
-                id: LetterId {
-                    topic: name.to_owned(),
+                id: Position {
+                    topic: name.into(),
                     partition,
                     offset: key.2,
                 },
@@ -226,7 +226,7 @@ mod tests {
         states.apply(update(10, redriven, None, at(0, 5, 1)));
         for (offset, of) in [(6, ("a-dlq", 1)), (7, ("b-dlq", 0))] {
             let mut other = update(1, redriven, None, at(0, offset, 1));
-            (other.id.topic, other.id.partition) = (of.0.to_owned(), of.1);
+            (other.id.topic, other.id.partition) = (of.0.into(), of.1);
             states.apply(other);
         }
         let all = [

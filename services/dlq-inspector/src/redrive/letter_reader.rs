@@ -54,11 +54,7 @@ impl LetterReader {
             Some(lookup) => lookup,
             None => self.lookup.insert(Lookup::for_runs(kafka)?),
         };
-        let positions = items.iter().map(|item| Position {
-            topic: item.id.topic.as_str().into(),
-            partition: item.id.partition,
-            offset: item.id.offset,
-        });
+        let positions = items.iter().map(|item| item.id.clone());
         lookup.get_first(&positions.collect::<Vec<_>>(), STEP_BYTES, READ_TIMEOUT)
     }
 

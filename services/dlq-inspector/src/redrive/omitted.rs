@@ -55,9 +55,9 @@ mod tests {
     use redeliver_core::headers;
     use redeliver_core::route::{reject, strip_payload};
     use redeliver_core::{Failure, Pipeline, Position, Timestamp};
+    use redeliver_testkit::record_at;
 
     use super::*;
-    use crate::fixtures::record_at;
 
     fn original() -> Record {
         let headers: Headers = [

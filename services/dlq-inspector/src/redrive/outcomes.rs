@@ -7,7 +7,7 @@ use redeliver_core::{Headers, Output, Position};
 use redeliver_kafka::Delivered;
 use redeliver_proto::{Message as _, v1};
 
-use super::job::{CHUNK, Outcome};
+use super::job::{CHUNK, Outcome, number};
 
 /// The outcomes of the first items of a chunk.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -89,7 +89,7 @@ impl Outcomes {
 
     fn push(&mut self, outcome: Outcome, written: Option<(&str, i32, i64)>) {
         let mut item = Known {
-            outcome: outcome.number(),
+            outcome: number(outcome),
             ..Known::default()
         };
         if let Some((topic, partition, offset)) = written {
@@ -180,7 +180,6 @@ pub fn outcomes_key(id: &str, chunk: u32) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::super::job::Skip;
     use super::*;
 
     fn report(from: u32, before: Outcomes, items: &[(Outcome, Option<&str>)]) -> Report {
@@ -198,7 +197,7 @@ mod tests {
 
     #[test]
     fn items_have_outcomes_and_positions() {
-        let skipped = Outcome::Skipped(Skip::Gone);
+        let skipped = Outcome::Gone;
         let items = [
             (Outcome::Done, Some("a")),
             (skipped, None),

@@ -7,9 +7,9 @@ use std::ops::Range;
 use std::time::Duration;
 
 use redeliver_core::Timestamp;
-use redeliver_proto::v1;
+use redeliver_proto::convert::time;
 
-use super::job::{self, CHUNK, Job, Progress};
+use super::job::{self, CHUNK, Job, Progress, RedriveState};
 use super::record::MAX_OBSERVE;
 
 /// The ends of the first batches, as numbers of redriven records.
@@ -84,7 +84,7 @@ impl Memory {
 /// What to do next with a job.
 #[must_use]
 pub fn next(job: &Job, progress: &Progress, memory: Memory, now: Timestamp) -> Next {
-    if job::state(job, progress) != v1::RedriveState::Running {
+    if job::state(job, progress) != RedriveState::Running {
         return Next::Nothing;
     }
     let begins = [
@@ -153,7 +153,7 @@ pub fn waits_until(job: &Job, progress: &Progress, now: Timestamp) -> Option<Tim
 /// When it is known which of the records that were written last have come back; `None` if nothing was written.
 #[must_use]
 pub fn observed_at(job: &Job, progress: &Progress) -> Option<Timestamp> {
-    Some(progress.sent_at?.after(job.observe()))
+    Some(time(progress.sent_at)?.after(job.observe()))
 }
 
 /// When a job does not wait any longer for records that still wait for an attempt.
@@ -173,9 +173,8 @@ pub fn not_before(job: &Job, taken: u32, now: Timestamp) -> Option<Timestamp> {
 /// Why the brake pauses a job; `None` if it does not.
 #[must_use]
 pub fn brake(job: &Job, progress: &Progress) -> Option<String> {
-    let (done_before, returned_before) = progress.braked_at;
-    let done = progress.done.saturating_sub(done_before);
-    let returned = progress.returned.saturating_sub(returned_before);
+    let done = progress.done.saturating_sub(progress.braked_done);
+    let returned = progress.returned.saturating_sub(progress.braked_returned);
     let bound = job.spec().max_returned_share;
     // Once everything was tried, there is nothing to pause.
     let is_over = job.has_brake()
@@ -188,7 +187,9 @@ pub fn brake(job: &Job, progress: &Progress) -> Option<String> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::job::Wanted;
+    use redeliver_proto::convert::{to_duration, to_timestamp};
+    use redeliver_proto::v1;
+
     use super::super::job::tests::job;
     use super::*;
 
@@ -200,7 +201,7 @@ mod tests {
         Progress {
             next,
             done: next,
-            sent_at: Some(at(sent_at)),
+            sent_at: Some(to_timestamp(at(sent_at))),
             ..Progress::default()
         }
     }
@@ -217,8 +218,8 @@ mod tests {
 
     fn observing(total: u32) -> Job {
         let observe = redeliver_core::HumanDuration::from_secs(30);
-        with(&job(total, Wanted::Running), |spec| {
-            spec.observe = Some(redeliver_proto::convert::to_duration(observe));
+        with(&job(total, RedriveState::Running), |spec| {
+            spec.observe = Some(to_duration(observe));
         })
     }
 
@@ -273,7 +274,7 @@ mod tests {
                 done,
                 skipped: next - done,
                 observed,
-                sent_at: (done > 0).then(|| at(1_000)),
+                sent_at: (done > 0).then(|| to_timestamp(at(1_000))),
                 ..Progress::default()
             };
             super::next(&job, &progress, Memory::default(), at(now))
@@ -291,7 +292,7 @@ mod tests {
 
     #[test]
     fn failing_steps_become_smaller() {
-        let job = with(&job(1_000, Wanted::Running), |spec| spec.all_at_once = true);
+        let job = with(&job(1_000, RedriveState::Running), |spec| spec.all_at_once = true);
         let mut memory = Memory::default();
         let next = |memory: Memory| next(&job, &tried(100, 0), memory, at(1_000_000));
         assert_eq!(next(memory), take(100..1_000, u32::MAX));
@@ -307,9 +308,9 @@ mod tests {
 
     #[test]
     fn start_time_and_rate_are_kept() {
-        let running = job(1_000, Wanted::Running);
+        let running = job(1_000, RedriveState::Running);
         let delayed = with(&running, |spec| {
-            spec.start_at = Some(redeliver_proto::convert::to_timestamp(at(5_000)));
+            spec.start_at = Some(to_timestamp(at(5_000)));
         });
         let first = |job: &Job, now| next(job, &Progress::default(), Memory::default(), at(now));
         assert_eq!(
@@ -342,14 +343,18 @@ mod tests {
             take(2..4, u32::MAX)
         );
         assert_eq!(super::not_before(&running, 2, at(1_000)), None);
-        for wanted in [Wanted::Planned, Wanted::Paused, Wanted::Cancelled] {
+        for wanted in [
+            RedriveState::Planned,
+            RedriveState::Paused,
+            RedriveState::Cancelled,
+        ] {
             assert_eq!(first(&job(5, wanted), 0), Next::Nothing, "{wanted:?}");
         }
     }
 
     #[test]
     fn failing_job_backs_off() {
-        let running = job(500, Wanted::Running);
+        let running = job(500, RedriveState::Running);
         let next = |memory, now| next(&running, &Progress::default(), memory, at(now));
         let mut memory = Memory::default();
         for seconds in [2, 4, 8, 16, 30, 30] {
@@ -365,13 +370,14 @@ mod tests {
 
     #[test]
     fn brake_counts_since_it_last_acted() {
-        let job = job(1_000, Wanted::Running);
-        let brake = |done, returned, braked_at| {
+        let job = job(1_000, RedriveState::Running);
+        let brake = |done, returned, (braked_done, braked_returned)| {
             let progress = Progress {
                 next: done,
                 done,
                 returned,
-                braked_at,
+                braked_done,
+                braked_returned,
                 ..Progress::default()
             };
             brake(&job, &progress).is_some()

@@ -12,7 +12,7 @@ use redeliver_core::pipeline::{is_topic_name, parse_retry_topic};
 use redeliver_core::redrive::{self, REDRIVE_COUNT, REDRIVE_ID, REDRIVE_TIME};
 use redeliver_core::{Headers, HumanDuration, Output, Pipeline, Position, Record, Timestamp};
 
-use super::job::{Skip, TargetOptions};
+use super::job::{Outcome, TargetOptions};
 use crate::dialect::{Dialect, Facts, framework_of};
 use crate::index::IndexedLetter;
 
@@ -203,16 +203,16 @@ impl Destinations {
     ///
     /// # Errors
     /// Why it goes nowhere.
-    pub fn target(&self, letter: Candidate<'_>, options: &TargetOptions) -> Result<Target, Skip> {
+    pub fn target(&self, letter: Candidate<'_>, options: &TargetOptions) -> Result<Target, Outcome> {
         let Candidate { topic, headers, .. } = letter;
         if letter.lacks_payload() {
-            return Err(Skip::PayloadOmitted);
+            return Err(Outcome::PayloadOmitted);
         }
         if redrive::count(headers) >= self.max_count && !options.force {
-            return Err(Skip::TooOften);
+            return Err(Outcome::TooOften);
         }
         if let Some(own) = self.own(topic, headers) {
-            let reserved = ReservedHeaders::from_headers(headers).map_err(|_| Skip::InvalidHeaders)?;
+            let reserved = ReservedHeaders::from_headers(headers).map_err(|_| Outcome::InvalidHeaders)?;
             // Only the pipeline itself looks at them: in another topic, the record is a new one.
             let is_valid = reserved.origin().is_ok() && reserved.retry_count().is_ok();
             let wanted = match &*options.destination {
@@ -227,7 +227,7 @@ impl Destinations {
                 },
             };
             if !is_valid {
-                return Err(Skip::InvalidHeaders);
+                return Err(Outcome::InvalidHeaders);
             }
             return Ok(Target {
                 topic: wanted.clone(),
@@ -238,12 +238,12 @@ impl Destinations {
         if !options.destination.is_empty() {
             return self.other(&options.destination);
         }
-        let origin = Facts::read(headers).origin.ok_or(Skip::NoDestination)?;
+        let origin = Facts::read(headers).origin.ok_or(Outcome::NoDestination)?;
         self.other(&origin.topic)
     }
 
     /// A topic in which the record is a new one.
-    fn other(&self, topic: &str) -> Result<Target, Skip> {
+    fn other(&self, topic: &str) -> Result<Target, Outcome> {
         let is_one_of = |patterns: &[String]| patterns.iter().any(|pattern| matches(pattern, topic));
         // Only Kafka itself writes to its internal topics.
         let is_excluded = topic.starts_with("__") || is_one_of(&self.excluded);
@@ -256,7 +256,7 @@ impl Destinations {
             && is_topic_name(topic)
             && (sources.any(|source| **source == *topic) || is_one_of(&self.others) && !is_of_redeliver);
         if !is_allowed {
-            return Err(Skip::DestinationNotAllowed);
+            return Err(Outcome::DestinationNotAllowed);
         }
         Ok(Target {
             topic: topic.into(),
@@ -321,10 +321,10 @@ mod tests {
     use redeliver_core::kept::is_kept;
     use redeliver_core::pipeline::ReturnTo;
     use redeliver_core::route::{Arrival, reject};
+    use redeliver_testkit::record_at;
 
     use super::*;
     use crate::dialect::failure_headers;
-    use crate::fixtures::record_at;
 
     const NOW: Timestamp = Timestamp::from_millis(1_700_000_000_000);
 
@@ -454,7 +454,7 @@ mod tests {
             "legacy-ingest",
             "__consumer_offsets",
         ] {
-            let refused = Err(Skip::DestinationNotAllowed);
+            let refused = Err(Outcome::DestinationNotAllowed);
             assert_eq!(
                 target("s-dlt", &spring(forged.as_bytes()), ""),
                 refused,
@@ -462,13 +462,13 @@ mod tests {
             );
             assert_eq!(target("s-dlt", &Headers::new(), forged), refused, "{forged}");
         }
-        assert_eq!(target("s-dlt", &Headers::new(), ""), Err(Skip::NoDestination));
+        assert_eq!(target("s-dlt", &Headers::new(), ""), Err(Outcome::NoDestination));
         // A record that only says that it is of the pipeline is in another topic.
         let letter = dead(Headers::new());
         assert_eq!(target("s-dlt", &letter.headers, ""), Ok("docs".to_owned()));
         assert_eq!(
             target("docs-dlq", &letter.headers, "payments"),
-            Err(Skip::DestinationNotAllowed)
+            Err(Outcome::DestinationNotAllowed)
         );
     }
 
@@ -528,14 +528,14 @@ mod tests {
         };
         assert_eq!(
             target(&[("payload-omitted", b"value")], true),
-            Err(Skip::PayloadOmitted)
+            Err(Outcome::PayloadOmitted)
         );
         assert_eq!(target(&[("redrive-count", b"2")], false), Ok(()));
-        assert_eq!(target(&[("redrive-count", b"3")], false), Err(Skip::TooOften));
+        assert_eq!(target(&[("redrive-count", b"3")], false), Err(Outcome::TooOften));
         assert_eq!(target(&[("redrive-count", b"3")], true), Ok(()));
         assert_eq!(
             target(&[("original-offset", b"1")], false),
-            Err(Skip::InvalidHeaders)
+            Err(Outcome::InvalidHeaders)
         );
     }
 
@@ -553,7 +553,7 @@ mod tests {
             let target = destinations.target(Candidate::of(&letter), &options(""));
             target.map(|target| target.topic.to_string())
         };
-        assert_eq!(target(&share, None, None), Err(Skip::PayloadOmitted));
+        assert_eq!(target(&share, None, None), Err(Outcome::PayloadOmitted));
         for (headers, key, value) in [
             (&share, Some("k"), None),
             (&share, None, Some("v")),

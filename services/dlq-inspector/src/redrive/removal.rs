@@ -149,13 +149,14 @@ fn tombstone(removed: &Removed) -> Output {
 
 #[cfg(test)]
 mod tests {
+    use redeliver_core::Position;
+
     use super::*;
-    use crate::id::LetterId;
 
     fn found(count: usize) -> Vec<Removed> {
         let removed = Removed {
-            id: LetterId {
-                topic: "a-dlq".to_owned(),
+            id: Position {
+                topic: "a-dlq".into(),
                 partition: 1,
                 offset: 7,
             },

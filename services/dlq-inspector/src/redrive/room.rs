@@ -78,11 +78,12 @@ mod tests {
     use redeliver_proto::Message as _;
     use redeliver_proto::convert::to_timestamp;
     use redeliver_store::State as _;
+    use redeliver_testkit::record;
 
     use super::super::edit::Edit;
-    use super::super::job::Wanted;
+    use super::super::job::RedriveState;
     use super::super::job::tests::{item, job};
-    use super::super::jobs::tests::{jobs, record};
+    use super::super::jobs::tests::jobs;
     use super::super::jobs::{job_key, plan_key};
     use super::*;
 
@@ -99,9 +100,9 @@ mod tests {
         for number in 0..MAX_JOBS {
             let id = format!("{number:04x}");
             let wanted = if number % 2 == 0 {
-                Wanted::Cancelled
+                RedriveState::Cancelled
             } else {
-                Wanted::Running
+                RedriveState::Running
             };
             let mut written = job(3, wanted).record;
             let spec = written.redrive.as_mut().unwrap();
@@ -132,9 +133,9 @@ mod tests {
             ..ONE
         };
         let made = |wanted| make(&jobs(2, wanted), new, NOW);
-        assert_eq!(made(Wanted::Running), Err(RefusedChange::TooMany));
+        assert_eq!(made(RedriveState::Running), Err(RefusedChange::TooMany));
         let freed = vec!["job/1f".to_owned(), "plan/1f/0".to_owned()];
-        assert_eq!(made(Wanted::Cancelled), Ok(freed));
+        assert_eq!(made(RedriveState::Cancelled), Ok(freed));
     }
 
     fn edit(bytes: usize) -> Edit {
@@ -151,7 +152,10 @@ mod tests {
     #[test]
     fn ended_edits_make_room() {
         let mut jobs = Jobs::default();
-        for (number, wanted) in [Wanted::Running, Wanted::Cancelled].into_iter().enumerate() {
+        for (number, wanted) in [RedriveState::Running, RedriveState::Cancelled]
+            .into_iter()
+            .enumerate()
+        {
             let mut chunk = job::chunks(&[item("a-dlq", 1)]).remove(0);
             chunk.edit = Some(edit(MAX_EDIT_BYTES / 2).to_record());
             let mut written = job(1, wanted).record;

@@ -9,7 +9,7 @@ use redeliver_proto::{Message as _, v1};
 use redeliver_service::audit::{Action, AuditLog, Entry as AuditEntry, MAX_IDS};
 
 use super::edit::Edit;
-use super::job::{Item, Job, Kind, Outcome, Progress, Skip};
+use super::job::{self, Item, Job, Kind, Outcome, Progress};
 use super::jobs::progress_key;
 use super::outcomes::{Outcomes, Report};
 use super::record::{Candidate, Destinations, redriven};
@@ -65,7 +65,7 @@ pub struct Prepared {
     /// The timestamp of the dead letter, if it was read.
     dead_at: Option<Timestamp>,
     /// The record at its destination, if its job writes one; or why nothing can be done.
-    made: Result<Option<Output>, Skip>,
+    made: Result<Option<Output>, Outcome>,
 }
 
 impl Prepared {
@@ -78,15 +78,11 @@ impl Prepared {
         let decided = if is_taken {
             made
         } else {
-            Err(match state {
-                State::Open => Skip::Open,
-                State::Redriven => Skip::Redriven,
-                State::Discarded => Skip::Discarded,
-            })
+            Err(job::skipped_in(state))
         };
         let (outcome, output) = match decided {
             Ok(output) => (Outcome::Done, output),
-            Err(skip) => (Outcome::Skipped(skip), None),
+            Err(skip) => (skip, None),
         };
         Tried {
             item,
@@ -106,17 +102,17 @@ impl Context<'_> {
         Prepared { item, dead_at, made }
     }
 
-    fn make(&self, item: &Item, found: Option<&Record>) -> Result<Option<Output>, Skip> {
+    fn make(&self, item: &Item, found: Option<&Record>) -> Result<Option<Output>, Outcome> {
         if self.job.kind != Kind::Redrive {
             // The entry has the hash of the content, so it applies to no other record.
             return Ok(None);
         }
-        let found = found.ok_or(Skip::Gone)?;
+        let found = found.ok_or(Outcome::Gone)?;
         if content_hash(found) != item.content && !mutant!("redrive-ignores-the-content") {
-            return Err(Skip::Changed);
+            return Err(Outcome::Changed);
         }
         if found.unreadable_headers > 0 {
-            return Err(Skip::UnreadableHeaders);
+            return Err(Outcome::UnreadableHeaders);
         }
         let restored = (self.restored)(found);
         let found = restored.as_ref().unwrap_or(found);
@@ -126,12 +122,12 @@ impl Context<'_> {
         // The configuration may have changed since the plan, for which the caller needed a scope for each destination.
         let mut planned = self.job.spec().destinations.iter();
         if !planned.any(|planned| *planned.topic == *target.topic) {
-            return Err(Skip::DestinationNotAllowed);
+            return Err(Outcome::DestinationNotAllowed);
         }
         match (self.presence)(&target.topic) {
             Presence::Exists => {}
-            Presence::Missing => return Err(Skip::DestinationMissing),
-            Presence::Denied => return Err(Skip::DestinationDenied),
+            Presence::Missing => return Err(Outcome::DestinationMissing),
+            Presence::Denied => return Err(Outcome::DestinationDenied),
         }
         let id = &self.job.spec().id;
         Ok(Some(match self.edit {
@@ -232,7 +228,7 @@ impl Step {
         let mut progress = self.before.clone();
         let (mut outputs, mut tried) = (Vec::new(), Vec::new());
         for (index, item) in self.tried.iter().enumerate() {
-            progress.count(item.outcome);
+            job::count(&mut progress, item.outcome);
             if let Some(output) = &item.output {
                 outputs.push(output.clone());
                 tried.push(index);
@@ -247,7 +243,7 @@ impl Step {
             progress.returned = returned;
         }
         if progress.done > self.before.done {
-            progress.sent_at = Some(self.now);
+            progress.sent_at = Some(to_timestamp(self.now));
         }
         if self.is_observation {
             progress.observed = progress.done;
@@ -255,14 +251,14 @@ impl Step {
         if let Some(brake) = &self.brake {
             progress.braked_run = self.job.record.run;
             progress.brake.clone_from(brake);
-            progress.braked_at = (progress.done, progress.returned);
+            (progress.braked_done, progress.braked_returned) = (progress.done, progress.returned);
         }
         let id = &self.job.spec().id;
         outputs.push(Output {
             topic: topic.clone(),
             partition: Some(0),
             key: Some(progress_key(id).into()),
-            value: Some(progress.to_record().encode_to_vec().into()),
+            value: Some(progress.encode_to_vec().into()),
             headers: Headers::new(),
         });
         let destination = |tried: &Tried| tried.output.as_ref().map(|output| output.topic.clone());
@@ -337,13 +333,13 @@ mod tests {
     use bytes::Bytes;
     use redeliver_core::Pipeline;
     use redeliver_runtime::Config;
+    use redeliver_testkit::record_at;
 
     use super::super::job::tests::{item, job};
-    use super::super::job::{EDIT_FORMAT, Wanted};
+    use super::super::job::{EDIT_FORMAT, RedriveState};
     use super::super::ledger_states::LedgerStates;
     use super::super::{job, pace};
     use super::*;
-    use crate::fixtures::record_at;
     use crate::ledger::Update;
 
     const NOW: Timestamp = Timestamp::from_millis(1_700_000_000_000);
@@ -401,7 +397,7 @@ mod tests {
     #[test]
     fn only_planned_open_record_is_done() {
         let destinations = destinations();
-        let job = to(&["docs"], &job(1, Wanted::Running));
+        let job = to(&["docs"], &job(1, RedriveState::Running));
         let outcome = |kind, state, found: Option<&Record>, presence: Presence| {
             let job = kind_of(&job, kind);
             let context = Context {
@@ -416,47 +412,43 @@ mod tests {
         let record = found(1);
         let redrive = |state, found, presence| outcome(v1::RedriveKind::Redrive, state, found, presence);
         let exists = Presence::Exists;
-        let skipped = Outcome::Skipped;
         assert_eq!(redrive(State::Open, Some(&record), exists), Outcome::Done);
-        assert_eq!(
-            redrive(State::Redriven, Some(&record), exists),
-            skipped(Skip::Redriven)
-        );
+        assert_eq!(redrive(State::Redriven, Some(&record), exists), Outcome::Redriven);
         assert_eq!(
             redrive(State::Discarded, Some(&record), exists),
-            skipped(Skip::Discarded)
+            Outcome::Discarded
         );
-        assert_eq!(redrive(State::Open, None, exists), skipped(Skip::Gone));
+        assert_eq!(redrive(State::Open, None, exists), Outcome::Gone);
         assert_eq!(
             redrive(State::Open, Some(&record), Presence::Missing),
-            skipped(Skip::DestinationMissing)
+            Outcome::DestinationMissing
         );
         assert_eq!(
             redrive(State::Open, Some(&record), Presence::Denied),
-            skipped(Skip::DestinationDenied)
+            Outcome::DestinationDenied
         );
         let other = Record {
             value: None,
             ..record.clone()
         };
-        assert_eq!(redrive(State::Open, Some(&other), exists), skipped(Skip::Changed));
+        assert_eq!(redrive(State::Open, Some(&other), exists), Outcome::Changed);
         let unreadable = Record {
             unreadable_headers: 1,
             ..record.clone()
         };
         assert_eq!(
             redrive(State::Open, Some(&unreadable), exists),
-            skipped(Skip::UnreadableHeaders)
+            Outcome::UnreadableHeaders
         );
         let discard = |state| outcome(v1::RedriveKind::Discard, state, None, exists);
         assert_eq!(
             (discard(State::Open), discard(State::Redriven)),
-            (Outcome::Done, skipped(Skip::Redriven))
+            (Outcome::Done, Outcome::Redriven)
         );
         let restore = |state| outcome(v1::RedriveKind::Restore, state, None, exists);
         assert_eq!(
             (restore(State::Discarded), restore(State::Open)),
-            (Outcome::Done, skipped(Skip::Open))
+            (Outcome::Done, Outcome::Open)
         );
     }
 
@@ -465,7 +457,7 @@ mod tests {
         const IN_2089: Timestamp = Timestamp::from_millis(3_755_376_000_000);
         const IN_2090: Timestamp = Timestamp::from_millis(3_786_912_000_000);
         let destinations = destinations();
-        let job = to(&["docs"], &job(1, Wanted::Running));
+        let job = to(&["docs"], &job(1, RedriveState::Running));
         let letter = Record {
             timestamp: Some(IN_2090),
             ..found(1)
@@ -507,7 +499,7 @@ mod tests {
         // Kafka keeps it for so long, and so its entry stays, however old that is.
         for now in [NOW, IN_2089] {
             assert_eq!(states.removable(|_, _| 1, now, 1), []);
-            assert_eq!(redrive(&mut states, now), Outcome::Skipped(Skip::Redriven));
+            assert_eq!(redrive(&mut states, now), Outcome::Redriven);
         }
     }
 
@@ -516,7 +508,7 @@ mod tests {
         // The pipeline has another name for its source than when the plan was made.
         let destinations = destinations();
         let outcome = |planned_destinations: &[&str]| {
-            let job = to(planned_destinations, &job(1, Wanted::Running));
+            let job = to(planned_destinations, &job(1, RedriveState::Running));
             let prepared = context(&job, &destinations).prepare(planned(1), Some(&found(1)));
             let tried = prepared.tried(job.kind, |_, _| State::Open);
             assert_eq!(tried.output.is_some(), tried.outcome == Outcome::Done);
@@ -524,14 +516,14 @@ mod tests {
         };
         assert_eq!(outcome(&["papers", "docs"]), Outcome::Done);
         for planned in [&["papers"][..], &[]] {
-            assert_eq!(outcome(planned), Outcome::Skipped(Skip::DestinationNotAllowed));
+            assert_eq!(outcome(planned), Outcome::DestinationNotAllowed);
         }
     }
 
     #[test]
     fn edited_record_replaces_the_original() {
         let destinations = destinations();
-        let mut record = to(&["docs"], &job(1, Wanted::Running)).record;
+        let mut record = to(&["docs"], &job(1, RedriveState::Running)).record;
         record.format = EDIT_FORMAT;
         record.redrive.as_mut().unwrap().edited = vec!["value".to_owned()];
         let job = Job::read(record).unwrap();
@@ -572,7 +564,7 @@ mod tests {
     #[test]
     fn step_writes_everything_in_one_transaction() {
         let destinations = destinations();
-        let job = to(&["docs"], &job(502, Wanted::Running));
+        let job = to(&["docs"], &job(502, RedriveState::Running));
         let context = context(&job, &destinations);
         let tried = vec![
             context
@@ -639,7 +631,7 @@ mod tests {
         assert_eq!(written.report.items[0], (Outcome::Failed, None));
         assert_eq!((written.progress.done, written.progress.failed), (500, 1));
         // This process may not write there.
-        step.give_up(&[0], Outcome::Skipped(Skip::DestinationDenied));
+        step.give_up(&[0], Outcome::DestinationDenied);
         let written = step.written(&topic, &audit);
         assert_eq!((written.progress.failed, written.progress.skipped), (0, 2));
     }
@@ -651,10 +643,10 @@ mod tests {
             outcome,
             output: None,
         };
-        let (done, skipped) = (tried(Outcome::Done), tried(Outcome::Skipped(Skip::Gone)));
+        let (done, skipped) = (tried(Outcome::Done), tried(Outcome::Gone));
         let tried = [&skipped, &done, &skipped, &done, &skipped].map(Tried::clone);
         for (max_done, expected) in [(1, 2), (2, 4), (3, 5), (u32::MAX, 5)] {
-            let mut step = Step::of_problem(job(5, Wanted::Running), Progress::default(), "", NOW);
+            let mut step = Step::of_problem(job(5, RedriveState::Running), Progress::default(), "", NOW);
             step.tried = tried.to_vec();
             step.end_after(max_done);
             assert_eq!(step.tried.len(), expected, "{max_done}");
@@ -666,11 +658,11 @@ mod tests {
         let before = Progress {
             next: 10,
             done: 10,
-            sent_at: Some(NOW),
+            sent_at: Some(to_timestamp(NOW)),
             ..Progress::default()
         };
         let audit = AuditLog::new(&Config::default(), "dlq-inspector");
-        let mut step = Step::of_problem(job(500, Wanted::Running), before.clone(), "no index", NOW);
+        let mut step = Step::of_problem(job(500, RedriveState::Running), before.clone(), "no index", NOW);
         let written = step.written(&"redrives".into(), &audit);
         assert_eq!((written.outputs.len(), written.report.chunks(&[])), (1, vec![]));
         let with_problem = Progress {
@@ -678,7 +670,7 @@ mod tests {
             ..before.clone()
         };
         assert_eq!(written.progress, with_problem);
-        assert_eq!(Progress::read(with_problem.to_record()), Ok(with_problem.clone()));
+        assert!(job::is_consistent(&with_problem));
         step.before = with_problem;
         step.problem.clear();
         assert_eq!(step.written(&"redrives".into(), &audit).progress, before);
@@ -691,10 +683,10 @@ mod tests {
             let before = Progress {
                 next,
                 done: next,
-                sent_at: Some(NOW),
+                sent_at: Some(to_timestamp(NOW)),
                 ..Progress::default()
             };
-            let mut step = Step::of_problem(job(500, Wanted::Running), before, "", NOW);
+            let mut step = Step::of_problem(job(500, RedriveState::Running), before, "", NOW);
             step.give_up_waiting("3 wait".to_owned());
             let progress = step.written(&"redrives".into(), &audit).progress;
             assert_eq!(job::state(&step.job, &progress), v1::RedriveState::Paused);
@@ -721,15 +713,24 @@ mod tests {
             returned: Some(5),
             is_observation: true,
             brake: Some("too many".to_owned()),
-            ..Step::of_problem(job(500, Wanted::Running), before, "", NOW)
+            ..Step::of_problem(job(500, RedriveState::Running), before, "", NOW)
         };
         let audit = AuditLog::new(&Config::default(), "dlq-inspector");
         let written = step.written(&"redrives".into(), &audit);
         assert_eq!((written.outputs.len(), written.report.chunks(&[])), (1, vec![]));
         assert_eq!(
-            (written.progress.braked_run, written.progress.braked_at),
-            (1, (10, 5))
+            written.progress,
+            Progress {
+                next: 10,
+                done: 10,
+                returned: 5,
+                braked_run: 1,
+                brake: "too many".to_owned(),
+                braked_done: 10,
+                braked_returned: 5,
+                observed: 10,
+                ..Progress::default()
+            }
         );
-        assert_eq!((written.progress.sent_at, written.progress.observed), (None, 10));
     }
 }

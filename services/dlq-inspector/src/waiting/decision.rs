@@ -3,9 +3,8 @@
 use std::collections::HashMap;
 
 use redeliver_core::failure::{MESSAGE_LIMIT, bounded_text};
-use redeliver_core::{Record, Timestamp};
+use redeliver_core::{Position, Record, Timestamp};
 
-use crate::id::LetterId;
 use crate::ledger::{self, Entry, State, Version};
 use crate::letter::ContentHash;
 
@@ -31,13 +30,13 @@ pub(crate) struct Decision {
 #[derive(Debug)]
 pub(crate) struct Decisions {
     /// The dead letters, with the hashes of their contents and their timestamps.
-    wanted: HashMap<LetterId, (ContentHash, Option<Timestamp>)>,
+    wanted: HashMap<Position, (ContentHash, Option<Timestamp>)>,
     /// `None`: the newest entry opens the dead letter, or is about another record.
-    found: HashMap<LetterId, (Version, Option<Decision>)>,
+    found: HashMap<Position, (Version, Option<Decision>)>,
 }
 
 impl Decisions {
-    pub(crate) fn of(wanted: HashMap<LetterId, (ContentHash, Option<Timestamp>)>) -> Self {
+    pub(crate) fn of(wanted: HashMap<Position, (ContentHash, Option<Timestamp>)>) -> Self {
         Self {
             wanted,
             found: HashMap::new(),
@@ -72,7 +71,7 @@ impl Decisions {
     }
 
     /// What was found.
-    pub(crate) fn finish(self) -> HashMap<LetterId, Decision> {
+    pub(crate) fn finish(self) -> HashMap<Position, Decision> {
         let found = self.found.into_iter();
         found
             .filter_map(|(id, (_, decision))| Some((id, decision?)))
@@ -102,13 +101,13 @@ fn decision(entry: &Entry, [redrive_id, destination]: [String; 2], edited: Vec<S
 #[cfg(test)]
 mod tests {
     use redeliver_proto::{Message as _, v1};
+    use redeliver_testkit::record_at;
 
     use super::*;
-    use crate::fixtures::record_at;
 
-    fn id(offset: i64) -> LetterId {
-        LetterId {
-            topic: "p-dlq".to_owned(),
+    fn id(offset: i64) -> Position {
+        Position {
+            topic: "p-dlq".into(),
             partition: 0,
             offset,
         }

@@ -103,9 +103,9 @@ fn is_malformed(record: &Record, now: Timestamp) -> bool {
 #[cfg(test)]
 mod tests {
     use redeliver_core::redrive::REDRIVE_COUNT;
+    use redeliver_testkit::record_at;
 
     use super::*;
-    use crate::fixtures::record_at;
 
     #[test]
     fn user_header_with_reserved_name_hidden() {

@@ -9,7 +9,6 @@ use redeliver_core::{Pipeline, Position, Timestamp};
 
 use super::decision::Decision;
 use super::facts::Facts;
-use crate::id::LetterId;
 use crate::ledger::State;
 use crate::letter::ContentHash;
 
@@ -121,15 +120,6 @@ impl Copy {
         self.spot == Spot::Scheduler && other.spot == Spot::Scheduler && wait(self) == wait(other)
     }
 
-    /// The id of the dead letter.
-    pub(crate) fn letter_id(&self) -> LetterId {
-        LetterId {
-            topic: self.position.topic.to_string(),
-            partition: self.position.partition,
-            offset: self.position.offset,
-        }
-    }
-
     pub(crate) fn is_dead(&self) -> bool {
         self.spot == Spot::Topic(TopicRole::DeadLetter)
     }
@@ -163,7 +153,7 @@ pub(crate) fn life(
     pipeline: &Pipeline,
     entered: &Entered,
     mut copies: Vec<Copy>,
-    mut decisions: HashMap<LetterId, Decision>,
+    mut decisions: HashMap<Position, Decision>,
 ) -> Life {
     // Clocks of different processes differ, so the number of attempts comes first.
     copies.sort_by_key(|copy| {
@@ -200,7 +190,7 @@ pub(crate) fn life(
             decision: written.remove(&index),
             ..Step::new(event, copy.clone())
         });
-        let decided = copy.is_dead().then(|| decisions.remove(&copy.letter_id()));
+        let decided = copy.is_dead().then(|| decisions.remove(&copy.position));
         let Some(decision) = decided.flatten() else {
             continue;
         };
@@ -244,7 +234,7 @@ pub(crate) fn life(
 pub(crate) fn may_be_in_source(
     pipeline: &Pipeline,
     copies: &[Copy],
-    decisions: &HashMap<LetterId, Decision>,
+    decisions: &HashMap<Position, Decision>,
 ) -> bool {
     if pipeline.return_to == ReturnTo::Source {
         return false;
@@ -457,7 +447,7 @@ mod tests {
 
     fn decided(copies: Vec<Copy>, decisions: &[(&Copy, Decision)]) -> Life {
         let decisions = decisions.iter();
-        let decisions = decisions.map(|(copy, decision)| (copy.letter_id(), decision.clone()));
+        let decisions = decisions.map(|(copy, decision)| (copy.position.clone(), decision.clone()));
         life(&Pipeline::new("p"), &entered(), copies, decisions.collect())
     }
 
@@ -591,7 +581,7 @@ mod tests {
         let is = |copies: &[Copy], decisions: &[Decision]| {
             let decisions = decisions
                 .iter()
-                .map(|decision| (copy(DEAD, 1, 10).letter_id(), decision.clone()));
+                .map(|decision| (copy(DEAD, 1, 10).position, decision.clone()));
             may_be_in_source(&pipeline, copies, &decisions.collect())
         };
         let died = [copy(TIER, 1, 5), copy(DUE, 1, 7), copy(DEAD, 1, 10)];

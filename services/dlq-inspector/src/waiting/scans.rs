@@ -27,7 +27,6 @@ use super::life::{Copies, Copy, Entered, Life, MAX_COPIES, Spot, life, may_be_in
 use super::limit::ScanLimit;
 use super::tally::{Detail, Filter, Found, Tally};
 use crate::access::Viewer;
-use crate::id::LetterId;
 use crate::ledger;
 use crate::letter::content_hash;
 use crate::masking::Mask;
@@ -533,10 +532,10 @@ impl Search<'_> {
         copies: &[Copy],
         from_beginning: bool,
         parts: &mut Parts<'_>,
-    ) -> Result<HashMap<LetterId, Decision>, ReadError> {
+    ) -> Result<HashMap<Position, Decision>, ReadError> {
         let dead = || copies.iter().filter(|copy| copy.is_dead());
-        let wanted: HashMap<LetterId, _> = dead()
-            .filter_map(|copy| Some((copy.letter_id(), (copy.content?, copy.facts.written))))
+        let wanted: HashMap<Position, _> = dead()
+            .filter_map(|copy| Some((copy.position.clone(), (copy.content?, copy.facts.written))))
             .collect();
         if wanted.is_empty() {
             return Ok(HashMap::new());

@@ -177,9 +177,9 @@ mod tests {
     use redeliver_core::headers::{self, Origin};
     use redeliver_core::{Failure, Headers, HumanDuration};
     use redeliver_runtime::config::MaskingRule;
+    use redeliver_testkit::record_at;
 
     use super::*;
-    use crate::fixtures::record_at;
     use crate::masking::Masking;
 
     const NOW: Timestamp = Timestamp::from_millis(1_000_000);

@@ -18,7 +18,7 @@ fn entries(world: &World) -> BTreeMap<(i32, i64), bool> {
     let records = read(&world.env, &ledger::TOPIC.into());
     let updates = records.iter().filter_map(|record| Update::read(record).ok());
     updates
-        .filter(|update| update.id.topic == *world.dlq)
+        .filter(|update| *update.id.topic == *world.dlq)
         .map(|update| {
             let entry = update.entry.is_some();
             ((update.id.partition, update.id.offset), entry)

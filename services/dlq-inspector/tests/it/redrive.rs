@@ -25,7 +25,7 @@ use redeliver_proto::v1::redrive_service_client::RedriveServiceClient;
 use redeliver_proto::{Message as _, error, long_wait, v1};
 use redeliver_service::identity::{NewToken, new_token};
 use redeliver_testkit::kafka_request::{delete_records, delete_topic};
-use redeliver_testkit::{LocalKafka, brokers, eventually_async};
+use redeliver_testkit::{LocalKafka, brokers, eventually_async, record_at};
 use serde_json::json;
 use tonic::transport::Channel;
 use tonic::{Code, Response, Status};
@@ -147,16 +147,11 @@ impl World {
     /// The dead letter of a record of the pipeline at this offset.
     pub(crate) fn dead(&self, offset: i64, value: Option<&[u8]>, headers: Headers) -> Dead {
         let record = Record {
-            position: Position {
-                topic: self.pipeline.source.clone(),
-                partition: 0,
-                offset,
-            },
             timestamp: Some(Timestamp::from_millis(1_700_000_000_000)),
             key: Some(Bytes::from(offset.to_string())),
             value: value.map(Bytes::copy_from_slice),
             headers,
-            unreadable_headers: 0,
+            ..record_at(&self.pipeline.source, 0, offset)
         };
         let failure = Failure::permanent("test", "refused");
         let letter = reject(&self.pipeline, &record, &failure, Timestamp::from_millis(1));

@@ -12,10 +12,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use jiff::tz::TimeZone;
-use redeliver_client::messages::{ConflictPolicy, JobSpec, job_spec};
-use redeliver_client::{ClientError, JobClient, JobRequest, Scheduled, When};
-use redeliver_core::HumanDuration;
-use redeliver_proto::convert::{from_duration, from_priority, from_timestamp};
+use redeliver_client::{ClientError, JobClient, JobRequest, Scheduled};
 use redeliver_proto::v1::job_command::Command;
 use redeliver_runtime::Config;
 use redeliver_runtime::cli::EXIT_FAILURE;
@@ -146,43 +143,9 @@ fn read_job(line: &Bytes, zone: &TimeZone) -> Result<JobRequest, String> {
     let Command::Schedule(spec) = read_json(line, zone).map_err(|failure| failure.message)? else {
         return Err("is not a new job".to_owned());
     };
-    let job = to_request(spec).ok_or("has no due time")?;
+    let job = JobRequest::from(spec);
     job.check().map_err(|error| error.to_string())?;
     Ok(job)
-}
-
-/// `None` without a valid due time.
-fn to_request(spec: JobSpec) -> Option<JobRequest> {
-    let duration = |wait: &_| from_duration(wait).map(HumanDuration::duration);
-    let priority = from_priority(spec.priority());
-    let replaces = spec.on_conflict() == ConflictPolicy::Replace;
-    let when = match spec.when? {
-        job_spec::When::ScheduledTime(time) => When::At(from_timestamp(&time)?),
-        job_spec::When::Delay(delay) => When::After(duration(&delay)?),
-    };
-    let mut job = JobRequest::new(spec.app, when).priority(priority).data(spec.data);
-    if let Some(key) = spec.key {
-        job = job.key(key);
-    }
-    for header in spec.headers {
-        job = match header.value {
-            Some(value) => job.header(&header.name, value),
-            None => job.null_header(&header.name),
-        };
-    }
-    if let Some(key) = spec.idempotency_key {
-        job = job.idempotency_key(key);
-    }
-    if replaces {
-        job = job.replace();
-    }
-    if let Some(time) = spec.expire_after {
-        job = job.expire_after(duration(&time)?);
-    }
-    if let Some(id) = spec.request_id {
-        job = job.request_id(id);
-    }
-    Some(job)
 }
 
 /// Decides how long jobs that the scheduler refuses for now are sent again.
@@ -526,16 +489,16 @@ mod tests {
         let job = format!("{:?}", read_job(&Bytes::from(line), &TimeZone::UTC).unwrap());
         for part in [
             "sms",
-            "90s",
+            "seconds: 90",
             "a\\\": 1.0",
             "b\"k\"",
             "\"h\"",
             "\"n\"",
             "\"i\"",
-            "300s",
+            "seconds: 300",
             "\"r\"",
             "High",
-            "replaces: true",
+            "Replace",
         ] {
             assert!(job.contains(part), "{part} in {job}");
         }

@@ -258,7 +258,6 @@ fn job(id: JobId, record: JobRecord) -> Job {
 #[cfg(test)]
 mod tests {
     use redeliver_client::messages::JobState as State;
-    use redeliver_core::{Headers, Position};
 
     use super::*;
 
@@ -267,18 +266,7 @@ mod tests {
     }
 
     fn record(key: &str, value: Option<&JobRecord>) -> Record {
-        Record {
-            position: Position {
-                topic: "state".into(),
-                partition: 0,
-                offset: 0,
-            },
-            timestamp: None,
-            key: Some(key.to_owned().into()),
-            value: value.map(|job| job.encode_to_vec().into()),
-            headers: Headers::new(),
-            unreadable_headers: 0,
-        }
+        redeliver_testkit::record(key, value.map(|job| job.encode_to_vec().into()))
     }
 
     fn job(app: &str, state: State, due: i64) -> JobRecord {

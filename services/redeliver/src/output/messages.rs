@@ -29,6 +29,9 @@ pub(crate) trait Shown: Message {
 
 macro_rules! shown {
     ($($message:ident),*) => {
+        #[cfg(test)]
+        const SHOWN: &[&str] = &[$(stringify!($message)),*];
+
         $(impl Shown for messages::$message {
             const NAME: &'static str = stringify!($message);
         })*
@@ -148,7 +151,37 @@ fn decoded(message: &DynamicMessage) -> Option<String> {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeSet;
+
     use super::*;
+
+    /// A new field is printed, unless a command leaves it out by its name. So it has to be added here.
+    #[test]
+    fn printed_fields_are_known() {
+        let message = |name: &&str| POOL.get_message_by_name(&format!("redeliver.v1.{name}"));
+        let mut pending: Vec<MessageDescriptor> = SHOWN.iter().filter_map(message).collect();
+        let mut fields = BTreeSet::new();
+        while let Some(message) = pending.pop() {
+            let is_text = scalar(&DynamicMessage::new(message.clone())).is_some();
+            for field in message.fields().filter(|_| !is_text) {
+                if fields.insert(format!("{}.{}\n", message.name(), field.name()))
+                    && let Kind::Message(message) = field.kind()
+                {
+                    pending.push(message);
+                }
+            }
+        }
+        let fields = String::from_iter(fields);
+        let file = concat!(env!("CARGO_MANIFEST_DIR"), "/src/output/fields.txt");
+        if std::env::var_os("REDELIVER_UPDATE").is_some() {
+            std::fs::write(file, &fields).unwrap();
+        }
+        let known = std::fs::read_to_string(file).unwrap();
+        assert!(
+            fields == known,
+            "run this test with REDELIVER_UPDATE=1, and review {file}"
+        );
+    }
 
     #[test]
     fn null_empty_and_binary_values_differ() {

@@ -16,6 +16,7 @@ use redeliver_dlq_inspector::dialect::Facts;
 use redeliver_dlq_inspector::group_states::GroupStates;
 use redeliver_dlq_inspector::group_states::value::Value as GroupValue;
 use redeliver_dlq_inspector::header_list;
+use redeliver_dlq_inspector::id::parse_id;
 use redeliver_dlq_inspector::json_fields::JsonFields;
 use redeliver_dlq_inspector::ledger::Update;
 use redeliver_proto::convert::to_timestamp;
@@ -284,7 +285,7 @@ fn check_job(input: &[u8]) {
         ..state.clone()
     };
     if let Ok(update) = Update::read(&entry) {
-        assert!(update.entry.is_none() && update.id.to_string().parse() == Ok(update.id));
+        assert!(update.entry.is_none() && parse_id(&update.id.to_string()) == Ok(update.id));
     }
     let entry = Record {
         key: Some(Bytes::from_static(b"docs-dlq/0/1")),
@@ -310,10 +311,10 @@ fn check_job(input: &[u8]) {
         ..entry
     };
     snapshot.apply(&entry);
-    assert!(snapshot.count() + snapshot.problems().len() > 0);
+    assert!(snapshot.table.count() + snapshot.problems().len() > 0);
     let mut states = GroupStates::default();
     states.apply(&entry);
-    assert!(states.count() + states.problems().len() > 0);
+    assert!(states.table.count() + states.problems().len() > 0);
 }
 
 fn jobs() -> Vec<Vec<u8>> {

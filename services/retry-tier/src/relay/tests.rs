@@ -149,7 +149,7 @@ impl Bench {
             change_id: bytes::Bytes::new(),
             desired: Desired::Tier(tier),
         };
-        snapshot.insert(name.parse().unwrap(), value);
+        snapshot.table.insert(name.parse().unwrap(), value);
         self.wanted.send_replace(Some(Arc::new(snapshot)));
     }
 

@@ -14,8 +14,10 @@ use tonic::{Code, Status};
 
 use super::control::error::parts_of;
 use super::error_parts::{ErrorParts, Pending, PendingJob, UNKNOWN_OUTCOME};
-use super::problem::{ConcernedSchedule, Problem};
+use super::problem::Problem;
 use super::schedules::error::ScheduleError;
+use super::schedules::view::ScheduleView;
+use super::view::JobView;
 use crate::admission::{INDEX_FULL, RETRY_AFTER};
 use crate::answers::CannotWait;
 use crate::index::IndexError;
@@ -131,15 +133,7 @@ impl From<IndexError> for RequestError {
 
 impl RequestError {
     fn parts(self) -> ErrorParts {
-        let parts = |grpc, http, reason, message: String| ErrorParts {
-            grpc,
-            http,
-            reason,
-            message,
-            job: None,
-            schedule: None,
-            position: None,
-        };
+        let parts = ErrorParts::new;
         let unavailable = |reason, message| {
             parts(
                 Code::Unavailable,
@@ -370,11 +364,11 @@ impl RequestError {
             _ => (None, None),
         };
         let job = match &self {
-            Self::Conflict { job, .. } => Some(job.clone()),
+            Self::Conflict { job, .. } => Some(JobView::from((**job).clone())),
             _ => None,
         };
         let schedule = match &self {
-            Self::Schedule(error) => error.schedule().cloned(),
+            Self::Schedule(error) => error.schedule().cloned().map(ScheduleView::from),
             _ => None,
         };
         let retry_after = self.retry_after();
@@ -385,24 +379,18 @@ impl RequestError {
             _ => None,
         };
         let parts = self.parts();
-        Problem {
-            status: parts.http,
-            code: code.unwrap_or_else(|| parts.reason.to_lowercase()).into(),
-            detail: parts.message.into(),
-            field,
-            job_id: parts.job.map(|id| id.to_string().into()),
-            job,
-            schedule: parts.schedule.map(|id| {
-                Box::new(ConcernedSchedule {
-                    id,
-                    current: schedule,
-                })
-            }),
-            position: parts.position.map(|at| at.to_string().into()),
-            outcome: None,
-            retry_after: retry_after.map(whole_seconds),
-            header: challenge.map(Box::new),
-        }
+        let code = code.unwrap_or_else(|| parts.reason.to_lowercase());
+        let mut problem = Problem::new(parts.http, &code, &parts.message);
+        problem.header = challenge.map(Box::new);
+        let body = &mut *problem.body;
+        body.field = field;
+        body.job_id = parts.job.map(|id| id.to_string());
+        body.job = job;
+        body.schedule_id = parts.schedule;
+        body.schedule = schedule;
+        body.position = parts.position.map(|at| at.to_string());
+        body.retry_after = retry_after.map(whole_seconds);
+        problem
     }
 }
 
@@ -420,19 +408,13 @@ impl From<RequestError> for Problem {
 
 fn refused(refusal: &Refusal) -> ErrorParts {
     let status = identity::grpc::status(refusal);
-    ErrorParts {
-        grpc: status.code(),
-        http: match status.code() {
-            Code::PermissionDenied => StatusCode::FORBIDDEN,
-            Code::Unavailable => StatusCode::SERVICE_UNAVAILABLE,
-            _ => StatusCode::UNAUTHORIZED,
-        },
-        reason: refusal.reason().as_str(),
-        message: refusal.message().to_owned(),
-        job: None,
-        schedule: None,
-        position: None,
-    }
+    let http = match status.code() {
+        Code::PermissionDenied => StatusCode::FORBIDDEN,
+        Code::Unavailable => StatusCode::SERVICE_UNAVAILABLE,
+        _ => StatusCode::UNAUTHORIZED,
+    };
+    let message = refusal.message().to_owned();
+    ErrorParts::new(status.code(), http, refusal.reason().as_str(), message)
 }
 
 fn invalid(failure: Failure) -> ErrorParts {
@@ -446,15 +428,7 @@ fn invalid(failure: Failure) -> ErrorParts {
         "request.contentType" => StatusCode::UNSUPPORTED_MEDIA_TYPE,
         _ => StatusCode::UNPROCESSABLE_ENTITY,
     };
-    ErrorParts {
-        grpc,
-        http,
-        reason,
-        message: failure.message,
-        job: None,
-        schedule: None,
-        position: None,
-    }
+    ErrorParts::new(grpc, http, reason, failure.message)
 }
 
 fn is_unknown_app(failure: &Failure) -> bool {
@@ -482,7 +456,7 @@ mod tests {
         let problem = RequestError::Invalid(failure()).into_problem();
         assert_eq!(problem.status, StatusCode::UNPROCESSABLE_ENTITY);
         assert_eq!(
-            (problem.field.as_deref(), &*problem.code),
+            (problem.body.field.as_deref(), &*problem.body.code),
             (Some("idempotencyKey"), "request.idempotencyKey")
         );
         let app = Field("appName").rejected(Format::Protobuf, "is `x`, which is not an application");
@@ -520,7 +494,10 @@ mod tests {
             );
             assert_eq!(error::reason(&status).as_deref(), Some(reason));
             let problem = RequestError::from(failure()).into_problem();
-            assert_eq!((problem.status, &*problem.code), (problem_status, problem_code));
+            assert_eq!(
+                (problem.status, &*problem.body.code),
+                (problem_status, problem_code)
+            );
             assert_eq!(RequestError::from(failure()).retry_after(), Some(RETRY_AFTER));
         }
     }
@@ -549,16 +526,16 @@ mod tests {
         let problem = pending(PendingJob::Id(id())).into_problem();
         assert_eq!(problem.status, StatusCode::FAILED_DEPENDENCY);
         assert_eq!(
-            (&*problem.code, problem.position.as_deref()),
+            (&*problem.body.code, problem.body.position.as_deref()),
             ("pending", Some("ingest/1/41"))
         );
-        assert_eq!(problem.job_id.as_deref(), Some(&*id().to_string()));
-        assert!(problem.retry_after.is_none());
+        assert_eq!(problem.body.job_id.as_deref(), Some(&*id().to_string()));
+        assert!(problem.body.retry_after.is_none());
         // A key that was in use belongs to another job.
         let keyed = pending(PendingJob::New(id())).into_problem();
-        assert_eq!(keyed.job_id.as_deref(), Some(&*id().to_string()));
+        assert_eq!(keyed.body.job_id.as_deref(), Some(&*id().to_string()));
         let says = "unless the idempotency key was in use: then no job has this id";
-        assert!(keyed.detail.contains(says), "{}", keyed.detail);
+        assert!(keyed.body.detail.contains(says), "{}", keyed.body.detail);
         let unconfirmed = RequestError::Unconfirmed("timed out".to_owned()).into_status();
         assert_eq!(unconfirmed.code(), Code::Unknown);
     }
@@ -580,10 +557,10 @@ mod tests {
             let status = error().into_status();
             assert!(status.get_details_retry_info().is_some(), "{status:?}");
             let problem = error().into_problem();
-            assert!(problem.retry_after.unwrap() > 0);
+            assert!(problem.body.retry_after.unwrap() > 0);
             assert_eq!(
                 error::reason(&status).unwrap().to_lowercase(),
-                *problem.code,
+                *problem.body.code,
                 "{status:?}"
             );
         }

@@ -21,6 +21,20 @@ pub(super) struct ErrorParts {
     pub(super) position: Option<Position>,
 }
 
+impl ErrorParts {
+    pub(super) fn new(grpc: Code, http: StatusCode, reason: &'static str, message: String) -> Self {
+        Self {
+            grpc,
+            http,
+            reason,
+            message,
+            job: None,
+            schedule: None,
+            position: None,
+        }
+    }
+}
+
 /// The job of a command without an outcome.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum PendingJob {

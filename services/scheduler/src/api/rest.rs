@@ -45,7 +45,7 @@ use super::list::{JobPage, ListJobs};
 use super::problem::{Problem, ProblemBody};
 use super::rates::limit_rate;
 use super::schedules;
-use super::view::{JobView, StatsView, outcome};
+use super::view::{JobView, StatsView};
 use crate::index::Index;
 use crate::job::JobId;
 use crate::request::{
@@ -149,7 +149,7 @@ pub(super) struct BatchResponse {
 }
 
 /// The result of one job: what `POST /v1/jobs` would answer.
-#[derive(Serialize, ToSchema)]
+#[derive(Default, Serialize, ToSchema)]
 pub(super) struct BatchResult {
     status: u16,
     /// As in the response to one job. Missing if there is an `error`.
@@ -233,10 +233,8 @@ impl From<Result<Accepted, RequestError>> for BatchResult {
                 let problem = error.into_problem();
                 Self {
                     status: problem.status.as_u16(),
-                    id: None,
-                    outcome: None,
-                    job: None,
-                    error: Some(problem.into()),
+                    error: Some(*problem.body),
+                    ..Self::default()
                 }
             }
         }
@@ -256,7 +254,7 @@ impl From<Accepted> for CommandResponse {
         let (result, job) = accepted.result.unzip();
         Self {
             id: accepted.id.to_string(),
-            outcome: result.map(outcome),
+            outcome: result.and_then(v1::Outcome::name),
             job: job.map(JobView::from),
         }
     }
@@ -620,7 +618,7 @@ fn command_response(
     result: v1::CommandOutcome,
     has_effect: bool,
 ) -> Result<Json<CommandResponse>, Problem> {
-    let name = outcome(result.outcome());
+    let name = result.outcome().name().unwrap_or_default();
     if result.outcome() == v1::Outcome::Unknown {
         let id = match job {
             JobRef::Id(id) => Some(*id),
@@ -641,12 +639,11 @@ fn command_response(
         }));
     }
     let detail = format!("job {id} ended before the request: {name}");
-    Err(Problem {
-        job_id: Some(id.into()),
-        outcome: Some(result.outcome()),
-        job: result.job.map(Box::new),
-        ..Problem::new(StatusCode::CONFLICT, &name, &detail)
-    })
+    let mut problem = Problem::new(StatusCode::CONFLICT, &name, &detail);
+    problem.body.job_id = Some(id);
+    problem.body.job = result.job.map(JobView::from);
+    problem.body.outcome = Some(name);
+    Err(problem)
 }
 
 /// The body of a request with the content type of JSON. A web page of another origin cannot send that content type without a

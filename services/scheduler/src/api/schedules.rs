@@ -524,12 +524,19 @@ mod tests {
         };
         let problem = rejected(outcome("request.cron.zone")).into_problem();
         assert_eq!(
-            (problem.status.as_u16(), &*problem.code, problem.field.as_deref()),
+            (
+                problem.status.as_u16(),
+                &*problem.body.code,
+                problem.body.field.as_deref()
+            ),
             (422, "request.cron.zone", Some("cron.zone"))
         );
         let problem = rejected(outcome(INDEX_FULL)).into_problem();
-        assert_eq!((problem.status.as_u16(), &*problem.code), (503, "index_full"));
+        assert_eq!(
+            (problem.status.as_u16(), &*problem.body.code),
+            (503, "index_full")
+        );
         let problem = rejected(outcome("schedule.definition")).into_problem();
-        assert_eq!((problem.status.as_u16(), &*problem.code), (422, "rejected"));
+        assert_eq!((problem.status.as_u16(), &*problem.body.code), (422, "rejected"));
     }
 }

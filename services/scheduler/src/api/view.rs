@@ -1,9 +1,13 @@
 //! Jobs and statistics as JSON, with the field names of requests.
+//!
+//! Types of answers are not those of requests, which reject unknown fields, accept null and short forms, and require less. The OpenAPI document
+//! describes both exactly. What has the same form in both are words and the data, see [`crate::request`].
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
+use prost_types::Timestamp;
 use redeliver_core::job::JobState;
-use redeliver_proto::convert::{from_state, from_timestamp};
+use redeliver_proto::convert::{self, from_state};
 use redeliver_proto::v1;
 use serde::Serialize;
 use serde_json::value::RawValue;
@@ -79,14 +83,13 @@ fn is_zero(number: &u32) -> bool {
 
 impl From<v1::Job> for JobView {
     fn from(job: v1::Job) -> Self {
-        let time = |time: Option<prost_types::Timestamp>| Some(from_timestamp(&time?)?.to_string());
-        let (state, priority) = (state(job.state()), PriorityName::of(job.priority()));
+        let (state, priority) = (from_state(job.state()), PriorityName::of(job.priority()));
         let (key, key_base64) = job.key.map_or((None, None), |key| text(&key));
         let (job_data, job_data_base64) = data(&job.data);
         Self {
             id: job.id,
             app_name: job.app,
-            state,
+            state: state.map(JobState::as_str),
             priority,
             scheduled_time: time(job.scheduled_time),
             accepted_at: time(job.accepted_at),
@@ -118,6 +121,10 @@ impl From<v1::Header> for HeaderView {
     }
 }
 
+pub(super) fn time(time: Option<Timestamp>) -> Option<String> {
+    Some(convert::time(time)?.to_string())
+}
+
 /// The bytes as text, or else in Base64.
 pub(super) fn text(bytes: &[u8]) -> (Option<String>, Option<String>) {
     match std::str::from_utf8(bytes) {
@@ -127,7 +134,7 @@ pub(super) fn text(bytes: &[u8]) -> (Option<String>, Option<String>) {
 }
 
 /// The data as JSON, byte for byte, or else in Base64. The data of ended jobs is not kept.
-pub(super) fn data(bytes: &[u8]) -> (Option<Box<RawValue>>, Option<String>) {
+fn data(bytes: &[u8]) -> (Option<Box<RawValue>>, Option<String>) {
     if bytes.is_empty() {
         return (None, None);
     }
@@ -135,16 +142,6 @@ pub(super) fn data(bytes: &[u8]) -> (Option<Box<RawValue>>, Option<String>) {
         Ok(json) => (Some(json), None),
         Err(_) => (None, Some(STANDARD.encode(bytes))),
     }
-}
-
-fn state(state: v1::JobState) -> Option<&'static str> {
-    from_state(state).map(JobState::as_str)
-}
-
-/// The name of an outcome in JSON, such as `already_dispatched`.
-pub(crate) fn outcome(outcome: v1::Outcome) -> String {
-    let name = outcome.as_str_name();
-    name.strip_prefix("OUTCOME_").unwrap_or(name).to_lowercase()
 }
 
 /// Statistics of scheduled jobs.
@@ -161,11 +158,10 @@ pub(crate) struct StatsView {
 
 impl From<v1::Stats> for StatsView {
     fn from(stats: v1::Stats) -> Self {
-        let next_due = stats.next_due.as_ref().and_then(from_timestamp);
         Self {
             scheduled: stats.scheduled,
             due: stats.due,
-            next_due: next_due.map(|time| time.to_string()),
+            next_due: time(stats.next_due),
             per_minute: stats.per_minute,
             later: stats.later,
         }

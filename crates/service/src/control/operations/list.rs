@@ -38,7 +38,7 @@ impl Controls {
         let after = decode(page_token)?;
         let snapshot = self.snapshot()?;
         let restricted = self.apps.restricted().map(ControlName::application);
-        let changed = snapshot.entries().map(|(name, _)| name.clone());
+        let changed = snapshot.table.entries().map(|(name, _)| name.clone());
         let mut names: BTreeSet<ControlName> = changed.chain(restricted).collect();
         names
             .retain(|name| is_wanted(name) && caller.may(Area::Control, Verb::Read, Some(&name.in_scopes())));

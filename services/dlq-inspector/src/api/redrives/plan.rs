@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use bytes::Bytes;
-use redeliver_core::redrive;
+use redeliver_core::{Position, redrive};
 use redeliver_kafka::reader::{ReadError as KafkaReadError, TopicClient};
 use redeliver_proto::convert::{from_duration, to_duration};
 use redeliver_proto::error::{invalid, status};
@@ -20,13 +20,12 @@ use crate::access::Viewer;
 use crate::completeness::Completeness;
 use crate::filter::{Comparison, Expr, NumberField, NumberTest, Restriction};
 use crate::header_list;
-use crate::id::LetterId;
+use crate::id::parse_id;
 use crate::index::{self, Cursor, Direction, IndexedLetter, Page, PageLimit};
-use crate::ledger::State;
 use crate::letter::ContentHash;
 use crate::masking::Masking;
 use crate::redrive::change::Change;
-use crate::redrive::job::{CHUNK, Item, Kind, MAX_ITEMS, Outcome, Skip, TargetOptions};
+use crate::redrive::job::{self, CHUNK, Item, Kind, MAX_ITEMS, Outcome, TargetOptions};
 use crate::redrive::jobs::Jobs;
 use crate::redrive::record::{Destinations, MAX_OBSERVE};
 
@@ -53,7 +52,7 @@ const DEFAULT_SHARE: f64 = 0.2;
 enum Selection {
     Matching(Expr),
     /// With the hashes of their contents, as far as the caller has given them.
-    Ids(Vec<(LetterId, Option<ContentHash>)>),
+    Ids(Vec<(Position, Option<ContentHash>)>),
 }
 
 /// Refuses a request id that its caller has used for another request.
@@ -132,10 +131,7 @@ impl Api {
         let record = plan.record(spec, warnings, key);
         let mut items = plan.items;
         // So that they are read from Kafka one after the other.
-        items.sort_by(|one, other| {
-            let key = |item: &Item| (item.id.partition, item.id.offset);
-            one.id.topic.cmp(&other.id.topic).then(key(one).cmp(&key(other)))
-        });
+        items.sort_by(|one, other| one.id.cmp(&other.id));
         self.write_job(viewer, Change::Plan(Box::new(record), items.into()))
             .await
     }
@@ -220,10 +216,11 @@ impl Api {
                 return Err(invalid("ids", problem, "IDS_INVALID", []));
             }
             let parse = |id: &String| {
-                let parsed: Result<LetterId, _> = id.parse();
-                parsed.map_err(|error| invalid("ids", format!("`{}` {error}", bounded(id)), "ID_INVALID", []))
+                let invalid_id =
+                    |error| invalid("ids", format!("`{}` {error}", bounded(id)), "ID_INVALID", []);
+                parse_id(id).map_err(invalid_id)
             };
-            let ids: Vec<LetterId> = request.ids.iter().map(parse).collect::<Result<_, _>>()?;
+            let ids: Vec<Position> = request.ids.iter().map(parse).collect::<Result<_, _>>()?;
             let hashes = content_hashes(request)?;
             return Ok(Selection::Ids(ids.into_iter().zip(hashes).collect()));
         }
@@ -239,7 +236,7 @@ impl Api {
                 let outcomes = entry.outcomes(chunk).numbers();
                 let items = entry.items(chunk).unwrap_or_default().into_iter().enumerate();
                 let not_done =
-                    items.filter(|(index, _)| outcomes.get(*index) != Some(&Outcome::Done.number()));
+                    items.filter(|(index, _)| outcomes.get(*index) != Some(&job::number(Outcome::Done)));
                 ids.extend(not_done.map(|(_, item)| (item.id, None)));
             }
             return Ok(Selection::Ids(ids));
@@ -281,7 +278,7 @@ impl Api {
     async fn add_ids(
         &self,
         viewer: &Viewer,
-        mut ids: Vec<(LetterId, Option<ContentHash>)>,
+        mut ids: Vec<(Position, Option<ContentHash>)>,
         plan: &mut Plan,
     ) -> Result<(), Status> {
         for (id, content) in &ids {
@@ -291,8 +288,7 @@ impl Api {
                 viewer.require_contents(&id.topic)?;
             }
         }
-        let key = |(id, _): &(LetterId, _)| (id.topic.clone(), id.partition, id.offset);
-        ids.sort_by_key(key);
+        ids.sort_by(|(one, _), (other, _)| one.cmp(other));
         ids.dedup_by(|(one, _), (other, _)| one == other);
         for some in ids.chunks(CHUNK as usize) {
             let wanted = some.to_vec();
@@ -304,13 +300,13 @@ impl Api {
             for ((id, content), letter) in some.iter().zip(found) {
                 match letter {
                     Some(letter) if content.is_some_and(|content| content != letter.content) => {
-                        plan.refuse(Skip::Changed, id);
+                        plan.refuse(Outcome::Changed, id);
                     }
                     Some(letter) => {
                         plan.add(&letter);
                         plan.check_destinations()?;
                     }
-                    None => plan.refuse(Skip::Gone, id),
+                    None => plan.refuse(Outcome::Gone, id),
                 }
             }
         }
@@ -466,7 +462,7 @@ pub(super) struct Plan {
     pub(super) destinations: BTreeMap<String, u32>,
     /// The sizes of keys and values, by destination.
     sizes: BTreeMap<String, Vec<u64>>,
-    refused: BTreeMap<Skip, (u32, String)>,
+    refused: BTreeMap<Outcome, (u32, String)>,
     /// Whether its filter leaves out dead letters because of their keys or headers.
     excludes_payloads: bool,
     /// How many it might leave out if the index had all of their keys and headers.
@@ -503,7 +499,7 @@ impl Plan {
         }
     }
 
-    pub(super) fn refuse(&mut self, skip: Skip, id: &LetterId) {
+    pub(super) fn refuse(&mut self, skip: Outcome, id: &Position) {
         let (count, _) = self.refused.entry(skip).or_insert_with(|| (0, id.to_string()));
         *count += 1;
     }
@@ -526,12 +522,7 @@ impl Plan {
 
     pub(super) fn add(&mut self, letter: &IndexedLetter) {
         if letter.state != self.kind.takes() {
-            let skip = match letter.state {
-                State::Open => Skip::Open,
-                State::Redriven => Skip::Redriven,
-                State::Discarded => Skip::Discarded,
-            };
-            return self.refuse(skip, &letter.id);
+            return self.refuse(job::skipped_in(letter.state), &letter.id);
         }
         if self.kind == Kind::Redrive {
             let headers = header_list::decode(&letter.headers);
@@ -557,7 +548,7 @@ impl Plan {
             let headers = header_list::decode(&letter.headers);
             self.partly_indexed += u32::from(letter.is_partly_indexed(&headers));
         }
-        *self.sources.entry(letter.id.topic.clone()).or_default() += 1;
+        *self.sources.entry(letter.id.topic.to_string()).or_default() += 1;
         self.items.push(Item {
             id: letter.id.clone(),
             content: letter.content,
@@ -637,7 +628,7 @@ impl Plan {
             .refused
             .iter()
             .map(|(skip, (count, sample))| v1::RedriveRefusal {
-                reason: Outcome::Skipped(*skip).number().into(),
+                reason: (*skip).into(),
                 count: *count,
                 sample: sample.clone(),
             });
@@ -660,11 +651,7 @@ impl Plan {
 
 fn nothing(plan: &Plan) -> Status {
     let refused = plan.refused.iter().map(|(skip, (count, sample))| {
-        let reason = v1::RedriveOutcome::try_from(i32::from(Outcome::Skipped(*skip).number()));
-        let reason = reason
-            .unwrap_or_default()
-            .as_str_name()
-            .trim_start_matches("REDRIVE_OUTCOME_");
+        let reason = skip.as_str_name().trim_start_matches("REDRIVE_OUTCOME_");
         format!("{count} {reason}, such as `{sample}`")
     });
     let refused: Vec<String> = refused.collect();
@@ -684,8 +671,9 @@ mod tests {
     use redeliver_runtime::config::MaskingRule;
 
     use super::*;
-    use crate::dialect::Dialect;
+    use crate::dialect::Facts;
     use crate::fingerprint::GroupId;
+    use crate::ledger::{Entry, State};
     use crate::letter::{HASH_BYTES, MAX_KEY, headers_size};
 
     /// A dead letter of another framework, whose record was read from this topic.
@@ -695,30 +683,16 @@ mod tests {
             .collect();
         let now = Timestamp::from_millis(1_000);
         IndexedLetter {
-            id: LetterId {
-                topic: "spring-dlq".to_owned(),
+            id: Position {
+                topic: "spring-dlq".into(),
                 partition: 0,
                 offset,
             },
             dead_at: now,
             indexed_at: now,
             state: State::Open,
-            state_time: None,
-            state_by: String::new(),
-            state_note: String::new(),
-            dialect: Dialect::Spring as i32,
-            pipeline: String::new(),
-            error_class: String::new(),
-            error_code: String::new(),
-            error_message: String::new(),
-            failed_at: None,
-            retry_count: 0,
-            origin_topic: origin.to_owned(),
-            origin_partition: None,
-            origin_offset: None,
-            origin_timestamp: None,
-            job_id: String::new(),
-            trace_id: String::new(),
+            entry: Entry::default(),
+            facts: Facts::read(&headers),
             value_size: Some(7),
             content: [0; HASH_BYTES],
             group: GroupId::from_number(1),

@@ -70,7 +70,7 @@ impl Checked {
             if headers.byte_len() <= MAX_HEADERS {
                 assert_eq!(header_list::decode(&listed.headers), *headers);
             }
-            assert_eq!(listed.error_message, letter.facts.error_message);
+            assert_eq!(listed.facts.error_message, letter.facts.error_message);
             assert_eq!(listed.group, letter.group);
         }
         let (_, last) = &batch[batch.len() - 1];

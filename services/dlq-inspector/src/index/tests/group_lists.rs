@@ -339,7 +339,7 @@ fn decided(values: &[(GroupId, Decided, i64)]) -> GroupStates {
     let mut known = GroupStates::default();
     for (id, decided, time) in values {
         let value = states::decided(*decided, *time, 1);
-        known.insert(*id, value);
+        known.table.insert(*id, value);
     }
     known
 }

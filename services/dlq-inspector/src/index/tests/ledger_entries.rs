@@ -18,16 +18,16 @@ fn entry_applies_before_or_after_letter() {
     assert_eq!(fixture.matching("state = DISCARDED"), [1]);
     let redriven = fixture.get("t-dlq/0/3").unwrap();
     assert_eq!(
-        (redriven.state, redriven.state_by.as_str()),
+        (redriven.state, redriven.entry.by.as_str()),
         (State::Redriven, "ann")
     );
     assert_eq!(
-        (redriven.state_note.as_str(), redriven.state_time),
+        (redriven.entry.note.as_str(), redriven.entry.time),
         ("because", Some(Timestamp::from_millis(9)))
     );
     fixture.mark("t-dlq/0/1", None);
     let open = fixture.get("t-dlq/0/1").unwrap();
-    assert_eq!((open.state, open.state_by.as_str()), (State::Open, ""));
+    assert_eq!((open.state, open.entry.by.as_str()), (State::Open, ""));
     fixture.apply(&[Change::ForgetLedger]);
     assert_eq!(fixture.matching("state = OPEN"), [3, 2, 1]);
 }
@@ -48,7 +48,7 @@ fn newest_entry_counts_in_any_order() {
             let mut fixture = Fixture::new();
             let dead = letter("t-dlq", 0, 1, &[]);
             let planned = Item {
-                id: "t-dlq/0/1".parse().unwrap(),
+                id: parse_id("t-dlq/0/1").unwrap(),
                 content: dead.content,
             };
             fixture.put(vec![dead]);
@@ -78,7 +78,7 @@ fn entry_of_another_record_is_ignored() {
     fixture.apply(&[forget("t-dlq"), Change::Letters(vec![second.clone()])]);
     let found = fixture.get("t-dlq/0/1").unwrap();
     assert_eq!(
-        (found.state, found.state_by.as_str(), found.content),
+        (found.state, found.entry.by.as_str(), found.content),
         (State::Open, "", second.content)
     );
     for (state, content, expected) in [
@@ -126,11 +126,11 @@ fn executor_and_index_agree() {
                 let id = letter.position.to_string();
                 let found = fixture.get(&id).unwrap();
                 let item = Item {
-                    id: id.parse().unwrap(),
+                    id: parse_id(&id).unwrap(),
                     content: letter.content,
                 };
                 assert_eq!(states.state(&item, Some(letter.dead_at)), found.state, "{id}");
-                assert_eq!((found.state, found.state_by), *expected, "{id} {entries_first}");
+                assert_eq!((found.state, found.entry.by), *expected, "{id} {entries_first}");
             }
         }
     }

@@ -120,7 +120,7 @@ fn pages_contain_each_letter_once() {
             let end = last.cursor();
             after = Some(end);
             for found in &page {
-                if found.id.topic == "t-dlq" {
+                if &*found.id.topic == "t-dlq" {
                     assert!(seen.insert(found.id.offset), "{} twice", found.id);
                 }
             }
@@ -163,7 +163,7 @@ async fn abandoned_query_is_interrupted() {
         .await
         .unwrap();
     assert_eq!(interrupted, Ok(true));
-    let id: LetterId = "t-dlq/0/7".parse().unwrap();
+    let id = parse_id("t-dlq/0/7").unwrap();
     let found = fixture
         .index
         .pool

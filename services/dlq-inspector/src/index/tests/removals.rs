@@ -289,9 +289,9 @@ fn text_used_during_search_is_kept() {
         let code = 10 + offset - 2_000;
         assert_eq!(fixture.matching(&format!("error_code = code-{code}")), [offset]);
         let found = fixture.get(&format!("t-dlq/0/{offset}")).unwrap();
-        assert_eq!(found.error_code, format!("code-{code}"));
+        assert_eq!(found.facts.error_code, format!("code-{code}"));
         assert_eq!(
-            found.error_message,
+            found.facts.error_message,
             format!("no {}", "x".repeat(usize::try_from(code % 50).unwrap()))
         );
     }

@@ -11,10 +11,10 @@ use redeliver_kafka::Delivered;
 use redeliver_proto::{Message as _, v1};
 use redeliver_runtime::Config;
 use redeliver_store::State as _;
+use redeliver_testkit::record;
 
-use super::super::job::Wanted;
+use super::super::job::RedriveState;
 use super::super::job::tests::{item, job};
-use super::super::jobs::tests::record;
 use super::super::jobs::{job_key, plan_key};
 use super::super::step::Tried;
 use super::super::{job, jobs};
@@ -34,7 +34,7 @@ struct World {
     batch: TransactionBatch,
 }
 
-fn job_record(id: &str, wanted: Wanted, revision: u64) -> Record {
+fn job_record(id: &str, wanted: RedriveState, revision: u64) -> Record {
     let mut written = job(10, wanted).record;
     written.revision = revision;
     if let Some(redrive) = &mut written.redrive {
@@ -73,7 +73,7 @@ impl World {
         world.finish();
         let mut jobs = Jobs::default();
         for id in ["1", "2"] {
-            jobs.apply(&job_record(id, Wanted::Running, 2));
+            jobs.apply(&job_record(id, RedriveState::Running, 2));
             let planned: Vec<_> = (0..10).map(|offset| item("a-dlq", offset)).collect();
             let chunk = job::chunks(&planned).remove(0).encode_to_vec();
             jobs.apply(&record(&plan_key(id, 0), Some(chunk.into())));
@@ -208,7 +208,7 @@ fn refused_step_leaves_the_batch() {
     let now = world.clock.now();
     world
         .executor
-        .accept(owner(), job_record("3", Wanted::Planned, 1), now);
+        .accept(owner(), job_record("3", RedriveState::Planned, 1), now);
     world.step();
     assert_eq!(world.batch.completed.len(), 1);
     let refused = [refused_by("the ledger", 10)];
@@ -397,7 +397,7 @@ fn aborted_step_becomes_outdated() {
     let now = world.clock.now();
     world
         .executor
-        .accept(owner(), job_record("1", Wanted::Cancelled, 3), now);
+        .accept(owner(), job_record("1", RedriveState::Cancelled, 3), now);
     assert!(world.executor.is_outdated(&world.batch));
 }
 
@@ -416,7 +416,7 @@ fn items_with_denied_destination_are_skipped() {
     assert_eq!((entry.progress().done, entry.progress().skipped), (0, 10));
     assert_eq!(
         entry.outcomes(0).numbers(),
-        [Outcome::Skipped(Skip::DestinationDenied).number(); 10]
+        [job::number(Outcome::DestinationDenied); 10]
     );
     assert_eq!(world.step(), "2");
 }
@@ -435,7 +435,7 @@ fn unwritten_step_ends_with_cancelled_job() {
         assert!(world.executor.take_back(&mut batch));
         world
             .executor
-            .accept(owner(), job_record("1", Wanted::Cancelled, 3), now);
+            .accept(owner(), job_record("1", RedriveState::Cancelled, 3), now);
         world.finish();
         // The reason is about a job that has changed: nobody needs it.
         assert_eq!(world.topics(), Vec::<&str>::new());
@@ -455,7 +455,7 @@ fn step_of_changed_job_is_dropped() {
     let now = world.clock.now();
     world
         .executor
-        .accept(owner(), job_record("1", Wanted::Paused, 3), now);
+        .accept(owner(), job_record("1", RedriveState::Paused, 3), now);
     world.step();
     assert_eq!(world.topics(), Vec::<&str>::new());
     world.finish();
@@ -468,7 +468,7 @@ fn completions_are_repeated_after_abort() {
     let now = world.clock.now();
     world
         .executor
-        .accept(owner(), job_record("3", Wanted::Planned, 1), now);
+        .accept(owner(), job_record("3", RedriveState::Planned, 1), now);
     world.finish();
     assert_eq!(world.batch.completed, [(owner(), 0)]);
     let mut batch = std::mem::take(&mut world.batch);

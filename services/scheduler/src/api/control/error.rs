@@ -17,13 +17,5 @@ pub(in crate::api) fn parts_of(error: &ControlError) -> ErrorParts {
         ControlError::NotReady | ControlError::Unavailable(_) => StatusCode::SERVICE_UNAVAILABLE,
         ControlError::Unconfirmed(_) => UNKNOWN_OUTCOME.1,
     };
-    ErrorParts {
-        grpc: error.code(),
-        http,
-        reason: error.reason(),
-        message: error.message(),
-        job: None,
-        schedule: None,
-        position: None,
-    }
+    ErrorParts::new(error.code(), http, error.reason(), error.message())
 }

@@ -2,14 +2,14 @@
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
-use prost_types::{Duration as ProtoDuration, Timestamp as ProtoTimestamp};
-use redeliver_proto::convert::{from_duration, from_timestamp};
+use prost_types::Duration as ProtoDuration;
+use redeliver_proto::convert::from_duration;
 use redeliver_proto::v1;
 use serde::Serialize;
 use serde_json::value::RawValue;
 use utoipa::ToSchema;
 
-use crate::api::view::{HeaderView, text};
+use crate::api::view::{HeaderView, text, time};
 use crate::request::{Gap, MisfirePolicy, Overlap, PriorityName, ScheduleState, as_data};
 
 /// A recurring schedule. Bytes that are not UTF-8, and data that is not JSON, are encoded in Base64, in a field of another name.
@@ -146,10 +146,6 @@ impl From<v1::UnreadableSchedule> for UnreadableView {
     }
 }
 
-fn time(time: Option<&ProtoTimestamp>) -> Option<String> {
-    Some(from_timestamp(time?)?.to_string())
-}
-
 fn duration(duration: Option<&ProtoDuration>) -> Option<String> {
     Some(from_duration(duration?)?.to_string())
 }
@@ -203,17 +199,17 @@ impl From<v1::Schedule> for ScheduleView {
             id: schedule.id,
             state,
             revision: schedule.revision,
-            created_at: time(schedule.created_at.as_ref()),
-            decided_until: time(schedule.decided_until.as_ref()),
+            created_at: time(schedule.created_at),
+            decided_until: time(schedule.decided_until),
             dispatched: schedule.dispatched,
             skipped: schedule.skipped,
-            next_nominal_time: time(schedule.next_nominal_time.as_ref()),
-            next_due_time: time(schedule.next_due_time.as_ref()),
+            next_nominal_time: time(schedule.next_nominal_time),
+            next_due_time: time(schedule.next_due_time),
             problem: schedule.problem,
             cron,
             every,
-            start: time(spec.start.as_ref()),
-            end: time(spec.end.as_ref()),
+            start: time(spec.start),
+            end: time(spec.end),
             max_count: spec.max_count,
             jitter: duration(spec.jitter.as_ref()),
             misfire: spec.misfire.map(MisfireView::from),
@@ -244,7 +240,7 @@ impl From<v1::IntervalTiming> for IntervalView {
     fn from(every: v1::IntervalTiming) -> Self {
         Self {
             interval: duration(every.interval.as_ref()),
-            anchor: time(every.anchor.as_ref()),
+            anchor: time(every.anchor),
         }
     }
 }
@@ -261,12 +257,10 @@ impl From<v1::Misfire> for MisfireView {
 
 impl From<v1::OccurrencePreview> for OccurrenceView {
     fn from(preview: v1::OccurrencePreview) -> Self {
-        let reason = preview.reason().as_str_name();
-        let reason = reason.strip_prefix("OCCURRENCE_REASON_").unwrap_or(reason);
         Self {
-            nominal_time: time(preview.nominal_time.as_ref()),
-            latest_due_time: time(preview.latest_due_time.as_ref()),
-            reason: reason.to_lowercase(),
+            nominal_time: time(preview.nominal_time),
+            latest_due_time: time(preview.latest_due_time),
+            reason: preview.reason().name().unwrap_or_default(),
             local_time: preview.local_time,
             missing_local_time: preview.missing_local_time,
         }
@@ -277,6 +271,7 @@ impl From<v1::OccurrencePreview> for OccurrenceView {
 mod tests {
     use bytes::Bytes;
     use jiff::tz::TimeZone;
+    use prost_types::Timestamp as ProtoTimestamp;
     use redeliver_core::Timestamp;
     use redeliver_recurrence::{Progress, Schedule};
     use utoipa::PartialSchema as _;

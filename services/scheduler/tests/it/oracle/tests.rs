@@ -278,7 +278,7 @@ impl World {
             (headers::JOB_APP, spec.app.clone()),
             (headers::SCHEDULED_TIME, planned.to_string()),
             (headers::DISPATCHED_AT, now.to_string()),
-            (headers::JOB_PRIORITY, spec.priority.to_string()),
+            (headers::JOB_PRIORITY, spec.priority.as_str().to_owned()),
         ] {
             list.push_text(name, &value);
         }
