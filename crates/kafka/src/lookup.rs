@@ -252,7 +252,7 @@ impl Lookup {
                 self.reading.from = position.offset;
                 match self.read_up_to(position, deadline)? {
                     Ok(ahead) => self.reading.ahead = Some(ahead),
-                    Err(why) => missing = why,
+                    Err(reason) => missing = reason,
                 }
                 self.reading.next = self.reading.ahead.as_ref().map(|ahead| offset(ahead) + 1);
             }

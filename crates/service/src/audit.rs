@@ -111,7 +111,7 @@ pub struct Entry {
     /// What it was done to.
     pub target: String,
     /// Why, in the words of the caller.
-    pub why: String,
+    pub reason: String,
     /// What was changed.
     pub details: String,
     /// The filter of a list or watch, without what was searched for in payloads.
@@ -175,7 +175,7 @@ impl Entry {
             by,
             action,
             target: String::new(),
-            why: String::new(),
+            reason: String::new(),
             details: String::new(),
             filter: String::new(),
             count: 0,
@@ -212,7 +212,7 @@ impl AuditLog {
             by: entry.by.to_string(),
             action: entry.action.as_str().to_owned(),
             target: entry.target,
-            why: entry.why,
+            reason: entry.reason,
             details: entry.details,
             filter: entry.filter,
             count: entry.count,
@@ -316,7 +316,7 @@ mod tests {
         let by = CallerName::recorded("token:bob");
         let entry = Entry {
             target: "app/sms".to_owned(),
-            why: "outage".to_owned(),
+            reason: "outage".to_owned(),
             ids: vec!["a-dlq/0/1".to_owned()],
             id: 7,
             ..Entry::new(by, Action::PauseControl)
@@ -329,7 +329,7 @@ mod tests {
         let written = v1::AuditEntry::decode(record.value.unwrap()).unwrap();
         assert_eq!(written.time.unwrap().seconds, 1);
         assert_eq!(
-            (&*written.by, &*written.action, &*written.target, &*written.why),
+            (&*written.by, &*written.action, &*written.target, &*written.reason),
             ("token:bob", "control.pause", "app/sms", "outage")
         );
         assert_eq!((&*written.service, &*written.instance), ("scheduler", "s-1"));

@@ -158,8 +158,8 @@ impl Api {
     /// The caller of this request.
     fn viewer<T>(&self, request: &Request<T>) -> Result<Viewer, Status> {
         let reason = auth::reason(request.metadata())
-            .ok_or_else(|| invalid(auth::REASON, "is not percent-encoded UTF-8", "WHY_INVALID", []))?;
-        group_changes::check_why(auth::REASON, &reason)?;
+            .ok_or_else(|| invalid(auth::REASON, "is not percent-encoded UTF-8", "REASON_INVALID", []))?;
+        group_changes::check_reason(auth::REASON, &reason)?;
         Viewer::of(request, reason, self.masking.clone())
     }
 

@@ -213,7 +213,7 @@ impl Audit {
             target: disclosure.target,
             filter: disclosure.filter,
             count: disclosure.count,
-            why: viewer.reason().to_owned(),
+            reason: viewer.reason().to_owned(),
             ids: disclosure.ids,
             ranges: disclosure.ranges,
             is_masked: disclosure.is_masked,

@@ -165,7 +165,7 @@ pub struct Index {
 }
 
 /// The name of the database file if its contents depend on no settings.
-pub const FILE: &str = "dlq-index-v13.db";
+pub const FILE: &str = "dlq-index-v14.db";
 
 /// What the names of the files of all versions begin with.
 const PREFIX: &str = "dlq-index";

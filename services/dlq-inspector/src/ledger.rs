@@ -56,7 +56,7 @@ pub struct Entry {
     /// Who set it.
     pub by: String,
     /// Why.
-    pub note: String,
+    pub reason: String,
     /// The hash of the record that the entry applies to; `None` for any record that is not certainly younger.
     pub content: Option<ContentHash>,
 }
@@ -176,7 +176,7 @@ impl Entry {
             state,
             time: entry.time.as_ref().and_then(from_timestamp),
             by: entry.by,
-            note: entry.note,
+            reason: entry.reason,
             content,
         })
     }
@@ -218,7 +218,7 @@ mod tests {
             state: v1::DeadLetterState::Discarded.into(),
             time: Some(to_timestamp(Timestamp::from_millis(5))),
             by: "ann".into(),
-            note: "test data".into(),
+            reason: "test data".into(),
             content_hash: vec![7; HASH_BYTES].into(),
             ..v1::LedgerEntry::default()
         };
@@ -228,7 +228,7 @@ mod tests {
             state: State::Discarded,
             time: Some(Timestamp::from_millis(5)),
             by: "ann".into(),
-            note: "test data".into(),
+            reason: "test data".into(),
             content: Some([7; HASH_BYTES]),
         };
         assert_eq!(update.entry, Some(expected));

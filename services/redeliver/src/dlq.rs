@@ -92,7 +92,7 @@ struct FilterArgs {
 struct ReasonArgs {
     /// Why you read payloads, for the audit log
     #[arg(long, value_name = "REASON")]
-    why: Option<String>,
+    reason: Option<String>,
 }
 
 #[derive(Args)]
@@ -177,7 +177,7 @@ impl Verb {
             Self::Watch(args) => &args.reason,
             Self::Export(args) => &args.reason,
             // The editor shows the payload.
-            Self::Edit(args) => return Some(&*args.run.why).filter(|why| !why.is_empty()),
+            Self::Edit(args) => return Some(&*args.run.reason).filter(|reason| !reason.is_empty()),
             Self::Ls(_)
             | Self::Stats(_)
             | Self::Groups(_)
@@ -189,7 +189,7 @@ impl Verb {
             | Self::Restore(_)
             | Self::Audit(_) => return None,
         };
-        reason.why.as_deref()
+        reason.reason.as_deref()
     }
 }
 
@@ -243,10 +243,10 @@ pub(crate) fn main(args: &DlqArgs) -> ExitCode {
     })
 }
 
-/// Runs a command that asks the inspector. `why`: why payloads are read.
+/// Runs a command that asks the inspector. `reason`: why payloads are read.
 pub(crate) fn with_inspector(
     args: &InspectorArgs,
-    why: Option<&str>,
+    reason: Option<&str>,
     run: impl AsyncFnOnce(&Endpoint, &Service) -> Result<ExitCode, CliError>,
 ) -> ExitCode {
     let config = match args.common.load() {
@@ -259,8 +259,8 @@ pub(crate) fn with_inspector(
     conclude(async {
         let service = inspector(&config);
         let mut endpoint = args.connection.endpoint(args.server.as_deref(), &service)?;
-        if let Some(why) = why {
-            endpoint = endpoint.reason(why);
+        if let Some(reason) = reason {
+            endpoint = endpoint.reason(reason);
         }
         run(&endpoint, &service).await
     })

@@ -58,7 +58,7 @@ pub struct AuditEntry {
     #[prost(string, tag = "5")]
     pub target: ::prost::alloc::string::String,
     #[prost(string, tag = "6")]
-    pub why: ::prost::alloc::string::String,
+    pub reason: ::prost::alloc::string::String,
     #[prost(string, tag = "7")]
     pub details: ::prost::alloc::string::String,
     #[prost(string, tag = "8")]
@@ -482,7 +482,7 @@ pub struct ControlRecord {
     #[prost(string, tag = "3")]
     pub changed_by: ::prost::alloc::string::String,
     #[prost(string, tag = "4")]
-    pub why: ::prost::alloc::string::String,
+    pub reason: ::prost::alloc::string::String,
     #[prost(bytes = "bytes", tag = "5")]
     pub change_id: ::prost::bytes::Bytes,
     #[prost(uint32, tag = "6")]
@@ -513,7 +513,7 @@ pub struct Control {
     #[prost(string, tag = "4")]
     pub changed_by: ::prost::alloc::string::String,
     #[prost(string, tag = "5")]
-    pub why: ::prost::alloc::string::String,
+    pub reason: ::prost::alloc::string::String,
     #[prost(string, tag = "6")]
     pub problem: ::prost::alloc::string::String,
     #[prost(oneof = "control::Desired", tags = "16, 18, 20")]
@@ -564,7 +564,7 @@ pub struct ChangeControlRequest {
     #[prost(string, tag = "1")]
     pub name: ::prost::alloc::string::String,
     #[prost(string, tag = "2")]
-    pub why: ::prost::alloc::string::String,
+    pub reason: ::prost::alloc::string::String,
     #[prost(uint64, optional, tag = "3")]
     pub expected_revision: ::core::option::Option<u64>,
 }
@@ -573,7 +573,7 @@ pub struct ReleaseWholeTierRequest {
     #[prost(string, tag = "1")]
     pub name: ::prost::alloc::string::String,
     #[prost(string, tag = "2")]
-    pub why: ::prost::alloc::string::String,
+    pub reason: ::prost::alloc::string::String,
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct TierReleaseResult {
@@ -608,7 +608,7 @@ pub struct SetControlRateRequest {
     #[prost(message, optional, tag = "2")]
     pub rate: ::core::option::Option<RateLimit>,
     #[prost(string, tag = "3")]
-    pub why: ::prost::alloc::string::String,
+    pub reason: ::prost::alloc::string::String,
     #[prost(uint64, optional, tag = "4")]
     pub expected_revision: ::core::option::Option<u64>,
 }
@@ -1523,7 +1523,7 @@ pub struct DeadLetter {
     #[prost(string, tag = "22")]
     pub state_by: ::prost::alloc::string::String,
     #[prost(string, tag = "23")]
-    pub state_note: ::prost::alloc::string::String,
+    pub state_reason: ::prost::alloc::string::String,
     #[prost(bytes = "bytes", tag = "24")]
     pub content_hash: ::prost::bytes::Bytes,
     #[prost(uint32, tag = "26")]
@@ -1615,7 +1615,7 @@ pub struct Group {
     #[prost(string, tag = "22")]
     pub state_by: ::prost::alloc::string::String,
     #[prost(string, tag = "23")]
-    pub state_why: ::prost::alloc::string::String,
+    pub state_reason: ::prost::alloc::string::String,
     #[prost(message, optional, tag = "24")]
     pub muted_until: ::core::option::Option<::prost_types::Timestamp>,
     #[prost(string, tag = "25")]
@@ -1645,7 +1645,7 @@ pub struct LedgerEntry {
     #[prost(string, tag = "3")]
     pub by: ::prost::alloc::string::String,
     #[prost(string, tag = "4")]
-    pub note: ::prost::alloc::string::String,
+    pub reason: ::prost::alloc::string::String,
     #[prost(bytes = "bytes", tag = "5")]
     pub content_hash: ::prost::bytes::Bytes,
     #[prost(string, tag = "6")]
@@ -1677,7 +1677,7 @@ pub struct GroupDecision {
     #[prost(string, tag = "3")]
     pub by: ::prost::alloc::string::String,
     #[prost(string, tag = "4")]
-    pub why: ::prost::alloc::string::String,
+    pub reason: ::prost::alloc::string::String,
     #[prost(message, optional, tag = "5")]
     pub muted_until: ::core::option::Option<::prost_types::Timestamp>,
     #[prost(message, optional, tag = "6")]
@@ -1767,7 +1767,7 @@ pub struct ChangeGroupRequest {
     #[prost(string, tag = "1")]
     pub id: ::prost::alloc::string::String,
     #[prost(string, tag = "2")]
-    pub why: ::prost::alloc::string::String,
+    pub reason: ::prost::alloc::string::String,
     #[prost(uint64, optional, tag = "3")]
     pub expected_revision: ::core::option::Option<u64>,
 }
@@ -1776,7 +1776,7 @@ pub struct MuteGroupRequest {
     #[prost(string, tag = "1")]
     pub id: ::prost::alloc::string::String,
     #[prost(string, tag = "2")]
-    pub why: ::prost::alloc::string::String,
+    pub reason: ::prost::alloc::string::String,
     #[prost(uint64, optional, tag = "3")]
     pub expected_revision: ::core::option::Option<u64>,
     #[prost(message, optional, tag = "4")]
@@ -5844,7 +5844,7 @@ pub struct Redrive {
     #[prost(string, tag = "5")]
     pub filter: ::prost::alloc::string::String,
     #[prost(string, tag = "6")]
-    pub why: ::prost::alloc::string::String,
+    pub reason: ::prost::alloc::string::String,
     #[prost(string, tag = "7")]
     pub created_by: ::prost::alloc::string::String,
     #[prost(message, optional, tag = "8")]
@@ -5935,7 +5935,7 @@ pub struct PlanRedriveRequest {
     #[prost(string, tag = "7")]
     pub destination: ::prost::alloc::string::String,
     #[prost(string, tag = "8")]
-    pub why: ::prost::alloc::string::String,
+    pub reason: ::prost::alloc::string::String,
     #[prost(string, tag = "9")]
     pub request_id: ::prost::alloc::string::String,
     #[prost(uint32, tag = "10")]
@@ -5962,7 +5962,7 @@ pub struct PlanEditRequest {
     #[prost(string, tag = "4")]
     pub destination: ::prost::alloc::string::String,
     #[prost(string, tag = "5")]
-    pub why: ::prost::alloc::string::String,
+    pub reason: ::prost::alloc::string::String,
     #[prost(string, tag = "6")]
     pub request_id: ::prost::alloc::string::String,
     #[prost(bool, tag = "7")]
@@ -7454,7 +7454,7 @@ pub struct TraceStep {
     #[prost(string, tag = "13")]
     pub by: ::prost::alloc::string::String,
     #[prost(string, tag = "14")]
-    pub why: ::prost::alloc::string::String,
+    pub reason: ::prost::alloc::string::String,
     #[prost(string, tag = "15")]
     pub redrive_id: ::prost::alloc::string::String,
     #[prost(string, tag = "16")]

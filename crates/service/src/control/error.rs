@@ -19,7 +19,7 @@ pub enum ControlError {
     Refused(Refusal),
     /// A field of the request is invalid.
     Invalid {
-        /// The field: `name`, `why`, `rate` or `page_token`.
+        /// The field: `name`, `reason`, `rate` or `page_token`.
         field: &'static str,
         /// What is wrong with it.
         problem: String,

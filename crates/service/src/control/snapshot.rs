@@ -147,7 +147,7 @@ impl State for Snapshot {
         for (name, value) in self.documents() {
             if before.get(name) != Some(value) {
                 tracing::info!(
-                    %name, revision = value.revision, by = value.changed_by, why = value.why, desired = ?value.desired,
+                    %name, revision = value.revision, by = value.changed_by, reason = value.reason, desired = ?value.desired,
                     "control value"
                 );
             }
@@ -199,7 +199,7 @@ pub(super) mod tests {
             revision,
             changed_at: None,
             changed_by: "ann".to_owned(),
-            why: "outage".to_owned(),
+            reason: "outage".to_owned(),
             change_id: Bytes::new(),
             desired: Desired::Application(ApplicationControl {
                 run: Some(Run::Paused),

@@ -31,7 +31,7 @@ pub struct Value {
     /// The name of the caller.
     pub changed_by: String,
     /// Why, in the words of the caller.
-    pub why: String,
+    pub reason: String,
     /// Different for each change.
     pub change_id: Bytes,
     /// What is wanted.
@@ -316,7 +316,7 @@ impl Value {
             revision: record.revision,
             changed_at: record.changed_at.as_ref().and_then(from_timestamp),
             changed_by: record.changed_by,
-            why: record.why,
+            reason: record.reason,
             change_id: record.change_id,
             desired,
         })
@@ -329,7 +329,7 @@ impl Value {
             revision: self.revision,
             changed_at: self.changed_at.map(to_timestamp),
             changed_by: self.changed_by.clone(),
-            why: self.why.clone(),
+            reason: self.reason.clone(),
             change_id: self.change_id.clone(),
             format: FORMAT,
             desired: Some(match &self.desired {
@@ -464,7 +464,7 @@ mod tests {
             revision: 3,
             changed_at: Some(Timestamp::from_millis(5)),
             changed_by: "ann".to_owned(),
-            why: "outage".to_owned(),
+            reason: "outage".to_owned(),
             change_id: Bytes::from_static(b"1"),
             desired,
         }

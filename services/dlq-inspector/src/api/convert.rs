@@ -254,7 +254,7 @@ fn whole_basic(letter: &IndexedLetter, are_states_known: bool) -> v1::DeadLetter
         group: letter.group.to_string(),
         state_time: letter.state_time.and_then(time_of_record),
         state_by: letter.state_by.clone(),
-        state_note: letter.state_note.clone(),
+        state_reason: letter.state_reason.clone(),
         content_hash: Bytes::copy_from_slice(&letter.content),
         unreadable_headers: 0,
         payload_withheld: v1::PayloadWithheld::Unspecified.into(),

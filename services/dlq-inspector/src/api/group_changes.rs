@@ -15,7 +15,7 @@ use crate::group_states::change::{Change, ChangeError, ChangeRequest};
 use crate::index::{self, GroupQuery};
 
 /// The maximum size of a reason, in bytes.
-const MAX_WHY: usize = 1_000;
+const MAX_REASON: usize = 1_000;
 /// The maximum size of a note, in bytes.
 const MAX_NOTE: usize = 2_000;
 
@@ -33,7 +33,7 @@ impl Api {
         let change = Change::Decide(Decided::Muted(until.transpose()?));
         let request = v1::ChangeGroupRequest {
             id: request.id,
-            why: request.why,
+            reason: request.reason,
             expected_revision: request.expected_revision,
         };
         self.change_group(viewer, request, change).await
@@ -48,7 +48,7 @@ impl Api {
         let change = Change::Annotate(request.note);
         let request = v1::ChangeGroupRequest {
             id: request.id,
-            why: String::new(),
+            reason: String::new(),
             expected_revision: request.expected_revision,
         };
         self.change_group(viewer, request, change).await
@@ -62,7 +62,7 @@ impl Api {
     ) -> Result<v1::Group, Status> {
         let requested_at = self.clock.now();
         let id = group_id(&request.id)?;
-        check_why("why", &request.why)?;
+        check_reason("reason", &request.reason)?;
         let filter = viewer.limit(in_group(id))?;
         let completeness = self.completeness();
         let states = self.group_states()?;
@@ -92,7 +92,7 @@ impl Api {
             group: id,
             change,
             by: viewer.name().clone(),
-            why: request.why,
+            reason: request.reason,
             expected_revision: request.expected_revision,
             at: requested_at,
             last: topics.values().max().copied(),
@@ -121,8 +121,8 @@ impl Api {
 }
 
 /// Checks the reason of a call.
-pub(super) fn check_why(field: &str, why: &str) -> Result<(), Status> {
-    check_text(field, why, MAX_WHY, "WHY_INVALID")
+pub(super) fn check_reason(field: &str, reason: &str) -> Result<(), Status> {
+    check_text(field, reason, MAX_REASON, "REASON_INVALID")
 }
 
 pub(super) fn check_text(field: &str, text: &str, limit: usize, reason: &str) -> Result<(), Status> {

@@ -301,7 +301,9 @@ fn with_value(group: v1::Group, value: Option<&Value>, problem: Option<Problem>)
     v1::Group {
         state_time: decision.map(|decision| to_timestamp(decision.time)),
         state_by: decision.map(|decision| decision.by.clone()).unwrap_or_default(),
-        state_why: decision.map(|decision| decision.why.clone()).unwrap_or_default(),
+        state_reason: decision
+            .map(|decision| decision.reason.clone())
+            .unwrap_or_default(),
         muted_until: muted_until.map(to_timestamp),
         note: note.map(|note| note.text.clone()).unwrap_or_default(),
         note_time: note.and_then(|note| note.time).map(to_timestamp),

@@ -640,7 +640,7 @@ fn step_message(
         wait,
         redrives: facts.redrives,
         by: decision.by,
-        why: decision.why,
+        reason: decision.reason,
         redrive_id,
         destination: decision.destination,
         edited: decision.edited,

@@ -99,7 +99,7 @@ pub(crate) mod tests {
                 time: Timestamp::from_millis(time),
                 resolved_until: None,
                 by: "ann".to_owned(),
-                why: "known".to_owned(),
+                reason: "known".to_owned(),
             }),
             ..Value::default()
         }

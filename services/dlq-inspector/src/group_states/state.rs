@@ -59,7 +59,7 @@ pub struct Decision {
     /// The name of the caller.
     pub by: String,
     /// Why, in the words of the caller.
-    pub why: String,
+    pub reason: String,
 }
 
 impl Decision {
@@ -98,7 +98,7 @@ mod tests {
             time: at(time),
             resolved_until: None,
             by: String::new(),
-            why: String::new(),
+            reason: String::new(),
         }
     }
 

@@ -10,7 +10,7 @@ pub(super) const CREATE: &str = "
 CREATE TABLE ledger (
     topic_id INTEGER NOT NULL, partition INTEGER NOT NULL, offset INTEGER NOT NULL,
     -- 0: the newest record of the ledger has no value.
-    state INTEGER NOT NULL, time INTEGER, who TEXT NOT NULL, note TEXT NOT NULL, content BLOB,
+    state INTEGER NOT NULL, time INTEGER, who TEXT NOT NULL, reason TEXT NOT NULL, content BLOB,
     -- Where and when the newest record of the ledger was written.
     in_partition INTEGER NOT NULL, at_offset INTEGER NOT NULL, written INTEGER,
     PRIMARY KEY (topic_id, partition, offset)
@@ -36,7 +36,7 @@ impl<'c> Entries<'c> {
     pub(super) fn new(connection: &'c Connection) -> rusqlite::Result<Self> {
         Ok(Self {
             find: connection.prepare_cached(
-                "SELECT state, time, who, note, content, written FROM ledger \
+                "SELECT state, time, who, reason, content, written FROM ledger \
                  WHERE topic_id = ? AND partition = ? AND offset = ? AND state != 0",
             )?,
             version: connection.prepare_cached(
@@ -44,8 +44,8 @@ impl<'c> Entries<'c> {
                  WHERE topic_id = ? AND partition = ? AND offset = ?",
             )?,
             put: connection.prepare_cached(
-                "INSERT OR REPLACE INTO ledger (topic_id, partition, offset, state, time, who, note, content, in_partition, at_offset, written) \
-                 VALUES (:topic_id, :partition, :offset, :state, :time, :who, :note, :content, :in_partition, :at_offset, :written)",
+                "INSERT OR REPLACE INTO ledger (topic_id, partition, offset, state, time, who, reason, content, in_partition, at_offset, written) \
+                 VALUES (:topic_id, :partition, :offset, :state, :time, :who, :reason, :content, :in_partition, :at_offset, :written)",
             )?,
         })
     }
@@ -63,7 +63,7 @@ impl<'c> Entries<'c> {
                 state: State::from_number(row.get("state")?).unwrap_or_default(),
                 time: row.get::<_, Option<i64>>("time")?.map(Timestamp::from_millis),
                 by: row.get("who")?,
-                note: row.get("note")?,
+                reason: row.get("reason")?,
                 content: row.get("content")?,
             };
             let written = row.get::<_, Option<i64>>("written")?.map(Timestamp::from_millis);
@@ -106,7 +106,7 @@ impl<'c> Entries<'c> {
             state,
             entry.time.map(Timestamp::as_millis),
             entry.by,
-            entry.note,
+            entry.reason,
             entry.content,
             new.partition,
             new.offset,

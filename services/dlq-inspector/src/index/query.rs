@@ -40,7 +40,7 @@ pub struct IndexedLetter {
     /// Who set the state.
     pub state_by: String,
     /// Why the state was set.
-    pub state_note: String,
+    pub state_reason: String,
     /// The number of its [`crate::dialect::Dialect`].
     pub dialect: i32,
     /// See [`crate::dialect::Facts`].
@@ -175,7 +175,7 @@ impl IndexedLetter {
             state: State::from_number(letter.state).unwrap_or_default(),
             state_time: entry.time,
             state_by: entry.by,
-            state_note: entry.note,
+            state_reason: entry.reason,
             dialect: letter.dialect,
             pipeline: text(letter.pipeline_id)?,
             error_class: text(letter.error_class_id)?,

@@ -136,7 +136,7 @@ fn update(id: &str, state: Option<State>, content: Option<ContentHash>) -> Updat
             state,
             time: Some(Timestamp::from_millis(9)),
             by: "ann".to_owned(),
-            note: "because".to_owned(),
+            reason: "because".to_owned(),
             content,
         }),
         version: Version {

@@ -206,7 +206,7 @@ impl ChangeRequest {
     fn entry(&self, job: &Job, id: ChangeId, action: Action, details: String) -> AuditEntry {
         AuditEntry {
             target: job.spec().id.clone(),
-            why: job.spec().why.clone(),
+            reason: job.spec().reason.clone(),
             details,
             id: id.0,
             ..AuditEntry::new(self.by.clone(), action)

@@ -295,7 +295,7 @@ impl Step {
             state: (self.job.kind.leaves() as i32),
             time: Some(to_timestamp(self.now)),
             by: spec.created_by.clone(),
-            note: spec.why.clone(),
+            reason: spec.reason.clone(),
             content_hash: tried.item.content.to_vec().into(),
             redrive_id: spec.id.clone(),
             destination: destination.unwrap_or_default(),
@@ -319,7 +319,7 @@ impl Step {
         let edited = &self.job.spec().edited;
         AuditEntry {
             target: self.job.spec().id.clone(),
-            why: self.job.spec().why.clone(),
+            reason: self.job.spec().reason.clone(),
             details: if edited.is_empty() {
                 String::new()
             } else {

@@ -18,7 +18,7 @@ pub(crate) struct Decision {
     pub(crate) state: State,
     pub(crate) time: Option<Timestamp>,
     pub(crate) by: String,
-    pub(crate) why: String,
+    pub(crate) reason: String,
     /// The job that has written it; empty if it was none.
     pub(crate) redrive_id: String,
     /// The topic to which the record was written; empty if that is not known.
@@ -92,7 +92,7 @@ fn decision(entry: &Entry, [redrive_id, destination]: [String; 2], edited: Vec<S
         state: entry.state,
         time: entry.time,
         by: bounded_text(&entry.by, MAX_NAME),
-        why: bounded_text(&entry.note, MESSAGE_LIMIT),
+        reason: bounded_text(&entry.reason, MESSAGE_LIMIT),
         redrive_id,
         destination,
         edited,
@@ -118,7 +118,7 @@ mod tests {
         let value = v1::LedgerEntry {
             state: state as i32,
             by: "ann".to_owned(),
-            note: "n".repeat(10 * MESSAGE_LIMIT),
+            reason: "n".repeat(10 * MESSAGE_LIMIT),
             redrive_id: "0123456789abcdef".to_owned(),
             destination: "p-retry-due".to_owned(),
             content_hash: content.to_vec().into(),
@@ -153,7 +153,7 @@ mod tests {
             (decision.state, &*decision.by, &*decision.destination),
             (State::Redriven, "ann", "p-retry-due")
         );
-        assert!(decision.why.len() <= MESSAGE_LIMIT);
+        assert!(decision.reason.len() <= MESSAGE_LIMIT);
         let discarded = entry(1, State::Discarded, &[]);
         assert_eq!(
             found(&[entry(1, State::Redriven, &[]), discarded.clone()]).map(|decision| decision.state),

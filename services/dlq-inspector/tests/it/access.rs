@@ -487,7 +487,7 @@ async fn group_change_needs_all_its_topics() {
     };
     let change = v1::ChangeGroupRequest {
         id: group.id.clone(),
-        why: "fixed".to_owned(),
+        reason: "fixed".to_owned(),
         expected_revision: None,
     };
     let mut answers = Answers::default();
@@ -500,7 +500,7 @@ async fn group_change_needs_all_its_topics() {
     ] {
         let mute = v1::MuteGroupRequest {
             id: group.id.clone(),
-            why: "known".to_owned(),
+            reason: "known".to_owned(),
             ..v1::MuteGroupRequest::default()
         };
         let note = v1::AnnotateGroupRequest {

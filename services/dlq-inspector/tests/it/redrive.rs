@@ -230,7 +230,7 @@ pub(crate) fn plan(kind: v1::RedriveKind, filter: &str) -> v1::PlanRedriveReques
         all: filter.is_empty(),
         all_at_once: true,
         observe: Some(observe(0)),
-        why: "fixed".to_owned(),
+        reason: "fixed".to_owned(),
         ..v1::PlanRedriveRequest::default()
     }
 }

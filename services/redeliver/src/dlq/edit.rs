@@ -113,7 +113,7 @@ pub(super) async fn run(
             removed_headers: contents.removed_headers.clone(),
         }),
         destination: args.wish.destination.clone(),
-        why: args.run.why.clone(),
+        reason: args.run.reason.clone(),
         request_id: args.run.request_id.clone(),
         observe: args.wish.observe(),
         force: args.wish.force,

@@ -73,7 +73,7 @@ pub(super) async fn run(client: &RedriveClient, args: &ImportArgs) -> Result<Exi
             destination: args.wish.destination.clone(),
             observe: args.wish.observe(),
             force: args.wish.force,
-            why: args.run.why.clone(),
+            reason: args.run.reason.clone(),
             request_id: request_id(&args.run.request_id, number),
             rate_per_second: args.rate.per_second,
             ..PlanRedriveRequest::default()

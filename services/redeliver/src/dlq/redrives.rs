@@ -77,7 +77,7 @@ pub(super) struct RateLimit {
 pub(super) struct RunArgs {
     /// Why, for others; at most 1000 bytes
     #[arg(long, value_name = "TEXT", default_value = "", hide_default_value = true)]
-    pub(super) why: String,
+    pub(super) reason: String,
     /// A text that is different for each command, so that a repeated one continues with the same job; refused for a command that differs
     #[arg(long, value_name = "TEXT", default_value = "", hide_default_value = true)]
     pub(super) request_id: String,
@@ -314,7 +314,7 @@ fn planned(args: &JobArgs, kind: RedriveKind) -> PlanRedriveRequest {
         ids: ids.clone(),
         group: group.clone().unwrap_or_default(),
         retry_of: retry_of.clone().unwrap_or_default(),
-        why: args.run.why.clone(),
+        reason: args.run.reason.clone(),
         request_id: args.run.request_id.clone(),
         rate_per_second: args.rate.per_second,
         ..PlanRedriveRequest::default()
@@ -598,7 +598,7 @@ const COLUMNS: [Column<Redrive>; 11] = [
     ("returned", |job, _| job.returned.text()),
     ("by", |job, _| job.created_by.short(100)),
     ("created", |job, _| job.created_at.text()),
-    ("why", |job, _| job.why.short(60)),
+    ("reason", |job, _| job.reason.short(60)),
 ];
 
 async fn items(client: &RedriveClient, args: &ItemsArgs) -> Result<ExitCode, CliError> {
@@ -658,7 +658,7 @@ fn as_text(job: &Redrive) -> String {
         ("edits", &job.edited.join(", ")),
         ("filter", &job.filter),
         ("retry of", &job.retry_of),
-        ("why", &job.why),
+        ("reason", &job.reason),
         ("created by", &job.created_by),
         ("created", &job.created_at),
         ("total", &job.total),

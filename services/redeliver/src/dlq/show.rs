@@ -166,7 +166,7 @@ pub(crate) fn as_json(letter: &DeadLetter) -> Json {
     // What is withheld is not the same as what a record does not have, and a response without headers and value not the same as a record that has none.
     let is_shown = |name: &str, value: &Json| match name {
         "position" | "origin_timestamp" | "timestamp_type" | "decoded" | "completeness" => false,
-        "content_hash" | "content_hash_base64" | "state_time" | "state_by" | "state_note" => false,
+        "content_hash" | "content_hash_base64" | "state_time" | "state_by" | "state_reason" => false,
         "key" | "key_base64" => !is_withheld(letter),
         "value" | "value_base64" | "value_truncated" => letter.value.is_some(),
         "masked" => value["fields"] != json!([]),

@@ -783,10 +783,11 @@ impl<S: Send + Sync> FromRequestParts<S> for Asked {
     type Rejection = Problem;
 
     async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, Problem> {
-        let why = parts.headers.get(auth::REASON);
-        let why = read_reason(why.map_or(&b""[..], HeaderValue::as_bytes)).map_err(RequestError::from)?;
+        let reason = parts.headers.get(auth::REASON);
+        let reason =
+            read_reason(reason.map_or(&b""[..], HeaderValue::as_bytes)).map_err(RequestError::from)?;
         let trace = trace(&parts.headers);
-        Ok(Self { trace, why })
+        Ok(Self { trace, reason })
     }
 }
 

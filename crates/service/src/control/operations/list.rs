@@ -94,7 +94,7 @@ mod tests {
             .collect();
         let show = |name: &ControlName| v1::Control {
             name: name.to_string(),
-            why: "w".repeat(1_000),
+            reason: "w".repeat(1_000),
             // As large as a release of many partitions.
             problem: "p".repeat(if matches!(name, ControlName::Tier(..)) {
                 1 << 20

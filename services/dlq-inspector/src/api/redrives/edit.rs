@@ -30,7 +30,7 @@ impl Api {
         let spec = checked(&v1::PlanRedriveRequest {
             kind: v1::RedriveKind::Redrive.into(),
             destination: request.destination.clone(),
-            why: request.why.clone(),
+            reason: request.reason.clone(),
             request_id: request.request_id.clone(),
             all_at_once: true,
             observe: request.observe,

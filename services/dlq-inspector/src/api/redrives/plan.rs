@@ -35,7 +35,7 @@ const MAX_DESTINATIONS: usize = 100;
 /// The maximum number of ids in a request.
 const MAX_IDS: usize = 10_000;
 /// The maximum size of a reason, in bytes.
-const MAX_WHY: usize = 1_000;
+const MAX_REASON: usize = 1_000;
 /// The maximum size of the id of a request, in bytes.
 const MAX_REQUEST_ID: usize = 100;
 /// The maximum rate.
@@ -406,7 +406,7 @@ fn too_large(sizes: &BTreeMap<String, Vec<u64>>, limits: &BTreeMap<String, u64>)
 
 /// The part of a job that follows from the request alone.
 pub(super) fn checked(request: &v1::PlanRedriveRequest) -> Result<v1::Redrive, Status> {
-    check_text("why", &request.why, MAX_WHY, "WHY_INVALID")?;
+    check_text("reason", &request.reason, MAX_REASON, "REASON_INVALID")?;
     check_text(
         "request_id",
         &request.request_id,
@@ -443,7 +443,7 @@ pub(super) fn checked(request: &v1::PlanRedriveRequest) -> Result<v1::Redrive, S
         } else {
             format!("group = {}", request.group)
         },
-        why: request.why.clone(),
+        reason: request.reason.clone(),
         rate_per_second: request.rate_per_second,
         all_at_once: request.all_at_once,
         max_returned_share: share,
@@ -705,7 +705,7 @@ mod tests {
             state: State::Open,
             state_time: None,
             state_by: String::new(),
-            state_note: String::new(),
+            state_reason: String::new(),
             dialect: Dialect::Spring as i32,
             pipeline: String::new(),
             error_class: String::new(),
@@ -848,9 +848,9 @@ mod tests {
         assert_eq!((spec.max_returned_share, spec.observe), (0.2, None));
         for (change, expected) in [
             (
-                &(|request: &mut v1::PlanRedriveRequest| request.why = "x".repeat(1_001))
+                &(|request: &mut v1::PlanRedriveRequest| request.reason = "x".repeat(1_001))
                     as &dyn Fn(&mut v1::PlanRedriveRequest),
-                "WHY_INVALID",
+                "REASON_INVALID",
             ),
             (
                 &|request| request.request_id = "\u{1b}".to_owned(),

@@ -494,7 +494,7 @@ async fn no_method_answers_what_is_masked() {
             "DeadLetterService/MuteGroup",
             v1::MuteGroupRequest {
                 id: group.clone(),
-                why: "known".to_owned(),
+                reason: "known".to_owned(),
                 ..v1::MuteGroupRequest::default()
             }
             .encode_to_vec(),

@@ -27,7 +27,7 @@ pub(crate) async fn edit(inspector: &mut Inspector, id: &str, value: &[u8]) -> v
             value: bytes(Some(value)),
             ..v1::RedriveEdit::default()
         }),
-        why: "typo".to_owned(),
+        reason: "typo".to_owned(),
         ..v1::PlanEditRequest::default()
     }
 }

@@ -123,7 +123,7 @@ async fn show<I: Index>(
 pub(in crate::api) struct ControlChange {
     /// Why, for others. At most 1000 bytes.
     #[serde(default)]
-    why: String,
+    reason: String,
     /// Answer 409 unless the application has this revision; 0: nobody has changed it yet.
     expected_revision: Option<u64>,
 }
@@ -138,7 +138,7 @@ pub(in crate::api) struct ControlRate {
     unlimited: Option<bool>,
     /// Why, for others. At most 1000 bytes.
     #[serde(default)]
-    why: String,
+    reason: String,
     /// Answer 409 unless the application has this revision; 0: nobody has changed it yet.
     expected_revision: Option<u64>,
 }
@@ -227,7 +227,7 @@ async fn set_rate<I: Index>(
 ) -> Result<Json<ControlView>, Problem> {
     let verb = ChangeVerb::Rate(options.limit()?);
     let options = ControlChange {
-        why: options.why,
+        reason: options.reason,
         expected_revision: options.expected_revision,
     };
     change(&jobs, &caller, app, verb, options).await
@@ -266,7 +266,7 @@ async fn change<I: Index>(
     let wanted = WantedChange {
         name: ControlName::application(&app),
         verb,
-        why: options.why,
+        reason: options.reason,
         expected_revision: options.expected_revision,
     };
     let changed = jobs.controls.change(caller, wanted).await;

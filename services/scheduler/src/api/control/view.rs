@@ -21,7 +21,7 @@ pub(crate) struct ControlView {
     changed_by: String,
     /// Why, in the words of the caller.
     #[serde(skip_serializing_if = "String::is_empty")]
-    why: String,
+    reason: String,
     /// What is wanted. What is missing is as the configuration says. Missing completely if it cannot be read.
     #[serde(skip_serializing_if = "Option::is_none")]
     desired: Option<StateView>,
@@ -83,7 +83,7 @@ impl From<v1::Control> for ControlView {
             revision: control.revision,
             changed_at: changed_at.map(|time| time.to_string()),
             changed_by: control.changed_by,
-            why: control.why,
+            reason: control.reason,
             desired,
             effective,
             problem: control.problem,

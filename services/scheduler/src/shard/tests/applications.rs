@@ -41,9 +41,9 @@ fn quota_counts_waiting_jobs() {
         assert_eq!(code, "");
         id
     };
-    let assert_full = |world: &mut World, why: &str| {
+    let assert_full = |world: &mut World, reason: &str| {
         for delay in [0, 60_000] {
-            assert_eq!(code(world, "app", delay).1, QUOTA_EXCEEDED, "{why}");
+            assert_eq!(code(world, "app", delay).1, QUOTA_EXCEEDED, "{reason}");
         }
     };
     accepted(&mut world, 0);
