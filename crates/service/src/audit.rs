@@ -1,6 +1,6 @@
 //! The audit topic: who has changed or seen what.
 //!
-//! An entry of a change is written in the transaction of the change: [`AuditLog::record`] makes the record, and whoever writes the
+//! An entry of a change is written in the transaction of the change: [`AuditLog::record`] makes the record, and the writer of the
 //! change writes it too. An entry of a disclosure, or of a command for the scheduler, is written by an [`AuditWriter`], and acknowledged,
 //! before the answer or the command is sent.
 

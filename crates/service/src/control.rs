@@ -65,7 +65,7 @@ impl Control {
         }
     }
 
-    /// A control topic that nobody follows, for tests: it has the contents that the returned sender is given.
+    /// A control topic without a follower, for tests: it has the contents that the returned sender is given.
     #[must_use]
     pub fn fixed(contents: Snapshot) -> (Self, watch::Sender<Option<Arc<Snapshot>>>) {
         let (replica, sender) = Replica::fixed(Some(contents));

@@ -325,10 +325,10 @@ struct Session {
 }
 
 impl<S: State> Follower<S> {
-    /// A follower of a topic, which somebody has to [run](Follower::run), and the replica that it keeps.
+    /// A follower of a topic, which works once it [runs](Follower::run), and the replica that it keeps.
     #[must_use]
     pub fn new(topic: Topic, registry: &mut Registry) -> (Self, Replica<S>) {
-        // Before the thread runs, so that nobody sees a process without this part as ready.
+        // Before the thread runs, so that the process is never ready without this part.
         topic.part.not_ready(format!("reading the {}", S::TOPIC));
         let (replica, state, woken) = Replica::new();
         let follower = Self {
@@ -367,7 +367,7 @@ impl<S: State> Follower<S> {
                 }
             }
             for _ in 0..polls(missed, self.topic.may_be_missing) {
-                // Without replicas, nobody needs the topic any more.
+                // Without replicas, the topic is no longer needed.
                 match self.woken.recv_timeout(POLL) {
                     Err(RecvTimeoutError::Timeout) if !self.topic.stop.is_cancelled() => {}
                     Ok(()) | Err(RecvTimeoutError::Timeout) => break,

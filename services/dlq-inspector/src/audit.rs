@@ -1,6 +1,6 @@
 //! The audit topic: records who gets payloads, before they are sent, and reads the entries of all services.
 //!
-//! If an entry cannot be written, the payload is not sent: a disclosure that nobody can find out is worse than a request that has to be
+//! If an entry cannot be written, the payload is not sent: an unrecorded disclosure is worse than a request that has to be
 //! repeated. `dlq_inspector.record_disclosures: false` turns the entries off.
 
 use std::ops::ControlFlow;
@@ -329,7 +329,7 @@ impl<'w> PageBuilder<'w> {
                 .as_ref()
                 .is_none_or(|time| from_timestamp(time).is_some())
         });
-        // What cannot be read is listed without its contents: nobody must overlook it.
+        // An unreadable entry is listed without its contents, so that it is not overlooked.
         if entry.as_ref().is_none_or(|entry| self.wanted.has(entry)) {
             self.bytes += bytes;
             self.page.entries.push(v1::ListedAuditEntry {

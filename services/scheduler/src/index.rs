@@ -536,7 +536,7 @@ pub enum IndexError {
 /// take effect in their order.
 pub trait Index: Clone + Send + Sync + 'static {
     /// The index for its owner. A query fails with [`IndexError::Fenced`] once another owner has claimed the shard, and with [`IndexError::Gap`] while the
-    /// index is complete only up to an offset before `expected`. Without this, queries are those of anybody, for example for an API.
+    /// index is complete only up to an offset before `expected`. Without this, any process may query, for example for an API.
     #[must_use]
     fn of_owner(&self, owner: Owner, expected: i64) -> Self;
 

@@ -1,4 +1,4 @@
-//! Streams of HTTP/2 with requests that do not protect their connection: nobody has accepted them yet, or nobody will, such as watches of
+//! Streams of HTTP/2 with requests that do not protect their connection: they are not accepted yet, or never will be, such as watches of
 //! the health.
 //!
 //! Each stream takes some memory, and a client without credentials can begin as many as it likes. So when there are too many, the oldest

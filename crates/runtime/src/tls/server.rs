@@ -169,7 +169,7 @@ impl ServerTls {
         of_listener.update(&self.0.files.value());
     }
 
-    /// Does the handshake. Failures are counted, and logged at debug level, because anybody can cause them.
+    /// Does the handshake. Failures are counted, and logged at debug level, because any client can cause them.
     pub(crate) async fn handshake(
         &self,
         stream: TcpStream,

@@ -97,8 +97,8 @@ impl Snapshot {
 
     /// What applies to a tier of a pipeline.
     ///
-    /// No configuration pauses or limits a tier. So one that was resumed, or has a high rate, must not go on like this while somebody
-    /// restricts the tier of all pipelines: the stricter of the two counts.
+    /// No configuration pauses or limits a tier. So a tier that was resumed, or has a high rate, must not ignore that an operator
+    /// has restricted the tier of all pipelines: the stricter of the two counts.
     #[must_use]
     pub fn tier(&self, pipeline: &str, tier: HumanDuration) -> TierState {
         let own = TierState::of(self.tier_control(&ControlName::tier(pipeline, tier)));
@@ -110,13 +110,13 @@ impl Snapshot {
         }
     }
 
-    /// What somebody wants of a tier of all pipelines.
+    /// The desired state of a tier of all pipelines.
     #[must_use]
     pub fn whole_tier(&self, tier: HumanDuration) -> TierState {
         TierState::of(self.tier_control(&ControlName::WholeTier(tier)))
     }
 
-    /// What somebody has released of the records that wait in the scheduler, by pipeline.
+    /// The releases of records that wait in the scheduler, by pipeline.
     pub fn released_long_waits(&self) -> impl Iterator<Item = (&Arc<str>, Arc<Release>)> {
         self.documents()
             .filter_map(|(name, value)| match (name, &value.desired) {
@@ -140,7 +140,7 @@ impl State for Snapshot {
 
     const TOPIC: &'static str = "control topic";
     const NAME: &'static str = "control";
-    // A process must not run what is paused because nobody has created the topic again.
+    // While the topic is missing, what it had paused must not run.
     const IS_OPTIONAL: bool = false;
 
     fn log_changes(&self, topic: &str, before: &Self) {

@@ -188,7 +188,7 @@ pub(super) fn add(whole: &mut v1::DeadLetter, field: &str) {
     }
 }
 
-/// Without key, value and headers, and without the hash of them: whoever guesses them could compare it.
+/// Without key, value and headers, and without the hash of them: a guess could be compared with it.
 fn without_payload(whole: v1::DeadLetter) -> v1::DeadLetter {
     let masked = whole.masked.map(|masked| {
         let is_payload =

@@ -27,7 +27,7 @@ impl Api {
     ) -> Result<v1::Group, Status> {
         let until = request.until.as_ref().map(|until| {
             let until = from_timestamp(until).filter(|until| *until > self.clock.now());
-            let problem = "must be a time in the future; leave it out to mute until somebody changes it";
+            let problem = "must be a time in the future; leave it out to mute indefinitely";
             until.ok_or_else(|| invalid("until", problem, "UNTIL_INVALID", []))
         });
         let change = Change::Decide(Decided::Muted(until.transpose()?));

@@ -290,7 +290,7 @@ pub(super) fn message(
     with_value(group, value, problem)
 }
 
-/// A group with what somebody has decided about it.
+/// A group with its state and note.
 fn with_value(group: v1::Group, value: Option<&Value>, problem: Option<Problem>) -> v1::Group {
     let decision = value.and_then(|value| value.decision.as_ref());
     let note = value.and_then(|value| value.note.as_ref());

@@ -296,7 +296,7 @@ impl Api {
             scan(&mut |progress| reporter.report(progress))
         });
         self.watchers.spawn(async move {
-            // However the call ends, nobody waits for the rest.
+            // However the call ends, the rest is no longer needed.
             let _cancels = cancelled.drop_guard();
             let answering = async {
                 match reading.await {
@@ -323,7 +323,7 @@ impl Api {
         Ok(Box::pin(messages(receiver)))
     }
 
-    /// An answer with its memory. The scan has an answer of a bounded size before anybody knows it.
+    /// An answer with its memory. The scan has an answer of a bounded size before the size is known.
     async fn with_memory<T: Message>(&self, viewer: &Viewer, answer: T) -> Answered<T> {
         let memory = self.hold(viewer, &answer).await?;
         Ok((answer, Some(memory)))
@@ -360,7 +360,7 @@ struct Reporter<S> {
 }
 
 impl<S: Fn(v1::ScanProgress)> Reporter<S> {
-    /// Breaks if nobody waits for the answer.
+    /// Breaks if no caller waits for the answer.
     fn report(&mut self, progress: Progress) -> ControlFlow<()> {
         let is_idle = progress == self.last;
         self.last = progress;

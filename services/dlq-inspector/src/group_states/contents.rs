@@ -31,7 +31,7 @@ impl DerefMut for GroupStates {
 }
 
 impl GroupStates {
-    /// What somebody has decided about a group.
+    /// The decision about a group.
     #[must_use]
     pub fn decision(&self, id: GroupId) -> Option<&Decision> {
         self.get(&id)?.decision.as_ref()
@@ -50,7 +50,7 @@ impl State for GroupStates {
 
     const TOPIC: &'static str = "topic of group states";
     const NAME: &'static str = "dlq_group_states";
-    // Like the ledger. Nobody has decided anything then.
+    // Like the ledger: without it, there are no decisions.
     const IS_OPTIONAL: bool = true;
 
     fn log_changes(&self, topic: &str, before: &Self) {

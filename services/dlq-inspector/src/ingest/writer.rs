@@ -390,7 +390,7 @@ impl OpenIndex {
         Ok(Outcome::Done(()))
     }
 
-    /// Counts the groups that are new to everybody, and not only to an index that is being built, and about which nobody has decided anything.
+    /// Counts the groups that are new, and not only new to an index that is being built, and that have no decision.
     /// They wait until that is known, which may be after the first batch of a process.
     fn count_new_groups(&mut self) {
         if self.new_groups.is_empty() {

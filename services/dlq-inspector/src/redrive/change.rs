@@ -252,7 +252,7 @@ fn next(job: &Job, entry: &Entry, change: JobChange) -> Result<Option<v1::Redriv
             return Ok(None);
         }
         (JobChange::Pause, Running) => (Wanted::Paused, false),
-        // The brake has paused it. Now it stays paused, also if somebody changes the rate.
+        // The brake has paused it. Now it stays paused, even if its rate is changed.
         (JobChange::Pause, Paused) if job.wanted == Wanted::Running => (Wanted::Paused, false),
         (JobChange::Pause, Paused) | (JobChange::Resume, Running) | (JobChange::Cancel, Cancelled) => {
             return Ok(None);
@@ -349,11 +349,11 @@ mod tests {
         let entry = jobs.get(&planned.spec().id).unwrap();
         assert_eq!(entry.items(0).unwrap().len(), 3);
         let again = |by, change| decide_by(by, 7, change, &jobs);
-        // Somebody repeats the call.
+        // The call is repeated.
         assert_eq!(again("token:ann", plan("r", 9)), Ok((planned, Records::new())));
         let other = again("token:ann", plan("s", 9)).unwrap();
         assert_eq!(other.0.spec().total, 9);
-        // Another request with the same id, and the same one of somebody else.
+        // Another request with the same id, and the same one of another caller.
         let Change::Plan(mut discard, items) = plan("r", 9) else {
             unreachable!("it is a plan");
         };

@@ -61,7 +61,7 @@ pub(crate) struct Executor {
     completed: Vec<(AssignmentId, i64)>,
     ready: Option<Step>,
     writing: Option<Writing>,
-    /// Entries of the ledger that nobody needs any more.
+    /// Entries of the ledger that are no longer needed.
     removals: Removals,
     /// Whether the last request is about them.
     is_asked_for_gone: bool,
@@ -549,7 +549,7 @@ impl Processor for Executor {
         let Some(step) = self.ready.take() else {
             return;
         };
-        // Somebody has paused or cancelled the job, for example.
+        // The job was paused or cancelled, for example.
         if !self.is_wanted(&step) {
             self.look_at = Some(now);
             return;

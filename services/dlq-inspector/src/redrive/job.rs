@@ -634,7 +634,7 @@ pub(crate) mod tests {
         };
         let mut job = job(2, Wanted::Running);
         assert_eq!(state(&job, &braked), v1::RedriveState::Paused);
-        // Somebody has resumed it.
+        // It was resumed.
         job.record.run = 2;
         assert_eq!(state(&job, &braked), v1::RedriveState::Running);
     }

@@ -157,7 +157,7 @@ impl Entry {
         Progress::read(record).unwrap_or_default()
     }
 
-    /// Whether what was written about its progress can be read. Otherwise, nobody knows what was done.
+    /// Whether its recorded progress can be read. Otherwise, it is unknown what was done.
     #[must_use]
     pub fn is_progress_known(&self) -> bool {
         self.progress.as_ref().is_none_or(|value| {
@@ -166,7 +166,7 @@ impl Entry {
         })
     }
 
-    /// Whether nothing is done for it until somebody cancels it, because nobody knows what was done.
+    /// Whether it makes no progress until it is cancelled, because its progress is unknown.
     fn is_stuck(&self) -> bool {
         let is_cancelled = |job: Job| job.wanted == Wanted::Cancelled;
         !self.is_progress_known() && self.job().is_some_and(|job| !is_cancelled(job))
@@ -309,7 +309,7 @@ impl State for Jobs {
 
     const TOPIC: &'static str = "topic of redrives";
     const NAME: &'static str = "dlq_redrives";
-    // Nobody has planned anything then.
+    // Without it, there are no jobs.
     const IS_OPTIONAL: bool = true;
 
     fn apply(&mut self, record: &Record) {

@@ -38,7 +38,7 @@ pub enum Next {
     Observe,
     /// Nothing before this time.
     Wait(Timestamp),
-    /// Nothing, until somebody changes the job.
+    /// Nothing, until the job is changed.
     Nothing,
 }
 

@@ -111,7 +111,7 @@ enum Problem {
     NotLoaded,
     #[error("the index lacks what may have come back{}", in_topic(.0.as_deref()))]
     Incomplete(Option<Arc<str>>),
-    #[error("{0} redriven records still wait for an attempt, so that nobody knows whether they come back")]
+    #[error("{0} redriven records still wait for an attempt, so it is unknown whether they come back")]
     Waiting(u64),
 }
 
@@ -194,7 +194,7 @@ impl Known {
         (self.ahead, self.lookup, self.origins) = (None, None, None);
     }
 
-    /// Nobody asks for anything.
+    /// No job asks for records.
     fn rest(&mut self) {
         if self
             .ahead
@@ -251,7 +251,7 @@ struct LedgerIds {
 }
 
 impl LedgerIds {
-    /// The id; `None` if it is unknown. A broker that tells no ids does not keep anybody from reading, and one that does not answer is not asked
+    /// The id; `None` if it is unknown. A broker without ids does not prevent reading, and one that does not answer is not asked
     /// again for a minute.
     fn ask(&mut self, topics: &TopicClient, now: Instant) -> Option<TopicId> {
         let is_recent = |at: Instant| now.saturating_duration_since(at) < IDS_PAUSE;

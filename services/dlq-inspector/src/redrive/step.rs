@@ -194,7 +194,7 @@ impl Step {
         }
     }
 
-    /// Pauses the job, because nobody knows in time what comes back. Once it is resumed, it goes on; or it waits again if everything was tried, because it does not
+    /// Pauses the job, because it is not known in time what comes back. Once it is resumed, it goes on; or it waits again if everything was tried, because it does not
     /// end before it is known.
     pub fn give_up_waiting(&mut self, reason: String) {
         self.is_observation = self.before.next < self.job.spec().total;
@@ -699,7 +699,7 @@ mod tests {
             let progress = step.written(&"redrives".into(), &audit).progress;
             assert_eq!(job::state(&step.job, &progress), v1::RedriveState::Paused);
             assert_eq!(progress.brake, "3 wait");
-            // Somebody resumes it.
+            // It is resumed.
             step.job.record.run += 1;
             let next = match pace::next(&step.job, &progress, pace::Memory::default(), NOW) {
                 pace::Next::Take(_) => "takes more",

@@ -34,7 +34,7 @@ pub(crate) struct Copy {
     pub(crate) message: Option<String>,
     /// Of a dead letter.
     pub(crate) content: Option<ContentHash>,
-    /// Whether its reader has not completed it. False in topics that nobody of ours reads.
+    /// Whether its reader has not completed it. False in topics that no service reads.
     pub(crate) is_unread: bool,
 }
 
@@ -63,7 +63,7 @@ pub(crate) enum Event {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Step {
     pub(crate) event: Event,
-    /// What was written. If somebody has decided about a dead letter and nothing was written, or the copy is not there, the dead letter.
+    /// The record that was written; if a decision has written none, or the record is not there, the dead letter.
     pub(crate) copy: Copy,
     /// Who has decided it, when, and why.
     pub(crate) decision: Option<Decision>,
@@ -536,7 +536,7 @@ mod tests {
             first.clone(),
             by("a", redriven(copy(DUE, 0, 20), 1)),
             second.clone(),
-            // The endpoint works, and a redrive of somebody else is in the ledger.
+            // The endpoint works, and a redrive of another caller is in the ledger.
             unread(by("c", redriven(copy(DUE, 0, 40), 2))),
         ];
         let decisions = [

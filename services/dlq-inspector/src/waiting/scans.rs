@@ -51,7 +51,7 @@ pub(crate) struct Scans {
     pub(crate) limit: ScanLimit,
 }
 
-/// Is told how much was read, and breaks if nobody waits for the rest.
+/// Gets how much was read, and breaks if no caller waits for the rest.
 pub(crate) type OnProgress<'p> = &'p mut dyn FnMut(Progress) -> ControlFlow<()>;
 
 /// Why there is no trace.

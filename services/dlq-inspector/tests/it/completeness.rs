@@ -39,7 +39,7 @@ pub(crate) fn allow_all(kafka: &LocalKafka, topics: &[&str]) {
     change_acls(kafka, &change, topics);
 }
 
-/// Adds the rule that nobody may do this with these topics.
+/// Adds a rule that denies this for these topics to all.
 pub(crate) fn deny(kafka: &LocalKafka, operation: &str, topics: &[&str]) {
     let change = [
         "--add",

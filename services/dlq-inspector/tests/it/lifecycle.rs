@@ -234,7 +234,7 @@ async fn recreated_ledger_replaces_the_old_one() {
     for inspector in &mut inspectors {
         inspector.until_listed("state = DISCARDED", 6).await;
     }
-    // Somebody deletes the ledger, and creates it again.
+    // The ledger is deleted, and created again.
     let ledger: Arc<str> = ledger::TOPIC.into();
     delete_topic(&kafka.brokers(), &ledger);
     world.env.recreate_topic(&ledger, 2).await;

@@ -609,7 +609,7 @@ async fn waiting_records_hold_a_redrive() {
         .unwrap();
     assert!(job.warnings[0].contains("can take"), "{:?}", job.warnings);
     start(&mut inspector, &job.id).await;
-    // Nobody has processed the first ones.
+    // The first ones are unprocessed.
     until_waiting(&mut inspector, &job.id, 10, 10).await;
     // One of them waits for its next attempt, and the worker hands two of them over to the scheduler.
     let kafka = &world.env.kafka;
@@ -786,7 +786,7 @@ async fn each_is_redriven_once(name: &str, count: i64, rate: u32, kills: usize) 
             }
         })
         .await;
-        // The one that executes, as far as anybody knows: the other takes over, or it comes back first.
+        // Probably the leader: the other takes over, or it comes back first.
         let victim = &mut inspectors[kill % 2].process;
         victim.kill_9();
         victim.start_again();
@@ -1128,7 +1128,7 @@ async fn denied_topics_hold_only_their_jobs() {
     let cancelled = get(&mut inspector, &cancelled.id).await.unwrap();
     assert_eq!((cancelled.pending, &*cancelled.problem), (5, ""));
 
-    // What nobody may see is not missing.
+    // Invisible topics are not missing.
     deny(&kafka, "Describe", &[&world.due]);
     let unseen = planned(&mut inspector, ids_at(&world, 0, 5..10)).await.unwrap();
     assert!(
@@ -1137,7 +1137,7 @@ async fn denied_topics_hold_only_their_jobs() {
         unseen.warnings
     );
 
-    // Without a brake, nobody has to know what comes back.
+    // Without a brake, it does not matter what comes back.
     allow_all(&kafka, &[&world.dlq]);
     deny(&kafka, "Read", &[&world.dlq]);
     inspector.process.shut_down();

@@ -328,7 +328,7 @@ pub(super) enum Executed {
     Accepted,
     /// The job has ended.
     Ended { has_done_all: bool },
-    /// Somebody, or the brake, has stopped the job: it was not confirmed, or it was paused or cancelled.
+    /// The job was stopped: it was not confirmed, or a caller or the brake paused or cancelled it.
     Stopped,
 }
 
@@ -368,7 +368,7 @@ pub(super) async fn execute(
         return Ok(Executed::Accepted);
     }
     eprint!("{}", as_text(&job));
-    // A repeated request can return a job that runs. Nobody wants to cancel that one with the answer to this question.
+    // A repeated request can return a job that runs. Declining must not cancel that one.
     let is_asked = !args.yes && job.state() == RedriveState::Planned;
     if is_asked && !is_confirmed(&job)? {
         client.cancel(as_shown(&job)).await?;
@@ -400,7 +400,7 @@ fn check_kind(job: &Redrive, wanted: RedriveKind) -> Result<(), CliError> {
     )))
 }
 
-/// Starts a job. Whoever repeats the request goes on with the job as it is, also if it was started for another time meanwhile.
+/// Starts a job. A repeated request goes on with the job as it is, even if it was started for another time meanwhile.
 async fn start(
     client: &RedriveClient,
     mut job: Redrive,

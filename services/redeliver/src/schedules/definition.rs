@@ -478,7 +478,7 @@ mod tests {
         let nightly = ["--cron", "30 2 * * *"];
         assert_eq!(overlap("@hourly", Both, &nightly), Unspecified);
         assert_eq!(overlap("0 3 * * *", First, &["--cron", "@hourly"]), Unspecified);
-        // One that somebody has chosen.
+        // One that the user has chosen.
         assert_eq!(overlap("@hourly", First, &nightly), First);
         assert_eq!(overlap("0 3 * * *", Both, &nightly), Both);
         let both = [nightly[0], nightly[1], "--overlap", "both"];

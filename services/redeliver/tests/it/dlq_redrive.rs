@@ -331,7 +331,7 @@ fn shown_plan_respects_changes_of_others() {
     assert!(past.stderr.contains("--start-at"), "{past:?}");
     assert_eq!(cli.json(0, &["redrives", "ls"]), serde_json::json!([]));
 
-    // Whoever declines cancels what was shown, and not what others have started since.
+    // Declining cancels the plan that was shown, and not what others have started since.
     let redrive = words("redrive --all --rate 1 --all-at-once --observe 0s");
     let declined = answered(&cli, &redrive, || (), "n");
     assert_eq!(declined.code, Some(3), "{declined:?}");
@@ -345,7 +345,7 @@ fn shown_plan_respects_changes_of_others() {
     let cancelled = cli.json(0, &["redrives", "cancel", &newest_id()]);
     assert_eq!(cancelled["state"], "cancelled");
 
-    // Whoever repeats or confirms does not move the start.
+    // Repeating or confirming does not move the start.
     let redrive = words("redrive --all --yes --request-id moved");
     let delayed = [&redrive[..], &["--start-at", TODAY]].concat();
     let job = cli.json(0, &delayed);

@@ -109,7 +109,7 @@ pub(crate) async fn reserve_body(
 struct BegunBody {
     /// How much it may have, in bytes.
     size: u64,
-    /// Whether nobody else checks that it has no more.
+    /// Whether this reader must check that it has no more.
     is_checked_here: bool,
     /// What was read, in reverse.
     read: Vec<Result<Frame<Bytes>, axum::Error>>,

@@ -21,7 +21,7 @@ pub struct ControlPage {
 }
 
 impl Controls {
-    /// A page of what somebody has changed or the settings restrict, as far as it is of a wanted kind, by name. `page_token`: that of the
+    /// A page of the controls of the wanted kinds that were changed or that the settings restrict, by name. `page_token`: that of the
     /// previous page, or empty.
     ///
     /// # Errors

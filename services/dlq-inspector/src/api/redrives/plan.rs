@@ -540,7 +540,7 @@ impl Plan {
                 Ok(target) => {
                     let topic = target.topic.to_string();
                     *self.destinations.entry(topic.clone()).or_default() += 1;
-                    // Whoever sees the job sees its warnings, and so perhaps the size of what is masked.
+                    // A caller who sees the job sees its warnings, and so perhaps the size of what is masked.
                     let mask = self.masking.of(&letter.id.topic);
                     if !mask.has_key() && !mask.has_fields() {
                         let size = letter.key_size(&headers) + letter.value_size.unwrap_or(0);
@@ -822,7 +822,7 @@ mod tests {
     fn plan_warns_about_too_large_records() {
         let sizes = [("a", vec![10, 101, 102]), ("b", vec![1_000]), ("c", vec![1_000])];
         let sizes = sizes.map(|(topic, sizes)| (topic.to_owned(), sizes)).into();
-        // Nobody knows what `c` accepts.
+        // The limit of `c` is unknown.
         let limits = [("a", 100), ("b", 1_000)].map(|(topic, limit)| (topic.to_owned(), limit));
         let warnings = too_large(&sizes, &limits.into());
         assert_eq!(

@@ -437,7 +437,7 @@ fn unwritten_step_ends_with_cancelled_job() {
             .executor
             .accept(owner(), job_record("1", Wanted::Cancelled, 3), now);
         world.finish();
-        // The reason is about a job that has changed: nobody needs it.
+        // The reason is about a job that has changed, and is not needed.
         assert_eq!(world.topics(), Vec::<&str>::new());
         world.finish();
         assert_eq!(world.step(), "2");

@@ -140,7 +140,7 @@ async fn disclosures_are_recorded_for_auditors() {
     request.by = "bob".to_owned();
     let status = auditor.list_audit_entries(request).await.unwrap_err();
     assert_eq!(reason(&status).as_deref(), Some("TOKEN_OF_ANOTHER_QUESTION"));
-    // Nobody else.
+    // No other caller.
     for caller in ["eve", "metadata"] {
         let mut other = audit_client(&callers, &channel, caller);
         let refused = other

@@ -45,7 +45,7 @@ pub(in crate::api) fn add<I: Index>(
         .with(__path_reset, &reset::<I>, max_body)
 }
 
-/// A page of the applications that somebody has changed, and those that the configuration pauses or limits.
+/// A page of the applications that were changed, and those that the configuration pauses or limits.
 #[derive(Serialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
 pub(in crate::api) struct ControlsResponse {
@@ -124,7 +124,7 @@ pub(in crate::api) struct ControlChange {
     /// Why, for others. At most 1000 bytes.
     #[serde(default)]
     reason: String,
-    /// Answer 409 unless the application has this revision; 0: nobody has changed it yet.
+    /// Answer 409 unless the application has this revision; 0: it was never changed.
     expected_revision: Option<u64>,
 }
 
@@ -139,7 +139,7 @@ pub(in crate::api) struct ControlRate {
     /// Why, for others. At most 1000 bytes.
     #[serde(default)]
     reason: String,
-    /// Answer 409 unless the application has this revision; 0: nobody has changed it yet.
+    /// Answer 409 unless the application has this revision; 0: it was never changed.
     expected_revision: Option<u64>,
 }
 

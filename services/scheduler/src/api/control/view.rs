@@ -12,7 +12,7 @@ use utoipa::ToSchema;
 pub(crate) struct ControlView {
     /// Such as `app/sms`.
     name: String,
-    /// Increases with each change. 0: nobody has changed it yet.
+    /// Increases with each change. 0: it was never changed.
     revision: u64,
     #[serde(skip_serializing_if = "Option::is_none")]
     changed_at: Option<String>,

@@ -1,4 +1,4 @@
--- Precedes each script except a claim: nobody reads or changes the index of another owner, another installation or another state topic, and nobody reads
+-- Precedes each script except a claim: no script reads or changes the index of another owner, another installation or another state topic, or reads
 -- one that went back in time.
 -- Returns 'FENCED', or 'GAP' with the offset of the checkpoint and the expected one. Then nothing has changed.
 local known = redis.call('HMGET', KEYS[1], 'offset', 'owner', 'installation', 'topic')

@@ -575,7 +575,7 @@ async fn refuse_stale_definitions(server: &Server) {
     let change = |text: &str| text.replace("1.50", "2");
     let read = server.get(path).await.is(200).text;
     post(server, &format!("{path}:pause"), "{}").await.is(200);
-    // Somebody else has changed it.
+    // Another caller has changed it.
     let stale = put(&change(&read)).await;
     assert_eq!(stale.body["schedule"]["revision"], 2);
     stale.problem(409, "schedule_revised", "has revision 2");
