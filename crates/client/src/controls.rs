@@ -58,7 +58,7 @@ client! {
 }
 
 impl ControlClient {
-    /// What was changed, and what the configuration pauses or limits, by name.
+    /// The controls that were changed, or that the configuration pauses or limits, by name.
     ///
     /// # Errors
     /// If the server is unavailable.

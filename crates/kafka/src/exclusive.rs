@@ -81,9 +81,11 @@ impl ExclusiveWriter {
         }
     }
 
-    /// Makes one change. Each attempt reads the topic to its end, within the given time, and decides with what it has read: the result, and what to
-    /// write. If the outcome of a previous attempt is unknown, the topic may contain what this change has written already, so each attempt must read on from what was
-    /// known before the first one. Blocks for `timeout` at most, and a little longer for the last attempt.
+    /// Makes one change. Each attempt reads the topic to its end, within the given time, and decides with
+    /// what it has read: the result, and what to write. If the outcome of a previous attempt is unknown, the
+    /// topic may contain what this change has written already, so each attempt must start from the state
+    /// known before the first attempt. Blocks for `timeout` at most, and a little longer for the last
+    /// attempt.
     ///
     /// # Errors
     /// [`ExclusiveError`] says whether something may have been written.

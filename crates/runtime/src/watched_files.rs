@@ -188,7 +188,7 @@ impl<T> WatchedFiles<T> {
                 state.changed = None;
                 state.set_stale(false);
                 let fields = self.fields();
-                tracing::info!(fields, "using the changed files");
+                tracing::info!(fields, "files changed; using the new contents");
                 true
             }
             Err(Problem { field, problem, .. }) => {
@@ -196,7 +196,7 @@ impl<T> WatchedFiles<T> {
                 tracing::warn!(
                     field,
                     problem,
-                    "cannot use changed files; using the previous contents"
+                    "changed files are unusable; using the previous contents"
                 );
                 false
             }

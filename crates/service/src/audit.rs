@@ -1,8 +1,8 @@
 //! The audit topic: who has changed or seen what.
 //!
-//! An entry of a change is written in the transaction of the change: [`AuditLog::record`] makes the record, and the writer of the
-//! change writes it too. An entry of a disclosure, or of a command for the scheduler, is written by an [`AuditWriter`], and acknowledged,
-//! before the answer or the command is sent.
+//! An entry of a change is written in the transaction of the change: [`AuditLog::record`] makes the record,
+//! and the writer of the change writes it too. An entry of a disclosure, or of a command for the scheduler,
+//! is written by an [`AuditWriter`], and acknowledged, before the answer or the command is sent.
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -36,7 +36,7 @@ pub struct AuditLog {
     instance: Arc<str>,
 }
 
-/// What was done.
+/// The audited action.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Action {
     /// A control was paused.
@@ -106,15 +106,15 @@ pub enum Action {
 pub struct Entry {
     /// Who has done it.
     pub by: CallerName,
-    /// What was done.
+    /// The action.
     pub action: Action,
     /// What it was done to.
     pub target: String,
     /// Why, in the words of the caller.
     pub reason: String,
-    /// What was changed.
+    /// The change.
     pub details: String,
-    /// The filter of a list or watch, without what was searched for in payloads.
+    /// The filter of a list or watch, without the search texts for payloads.
     pub filter: String,
     /// How many payloads were sent, or dead letters or jobs changed.
     pub count: u64,
@@ -204,7 +204,7 @@ impl AuditLog {
         &self.topic
     }
 
-    /// The record of an entry about what was decided at this time.
+    /// The record of an entry about a decision at this time.
     #[must_use]
     pub fn record(&self, entry: Entry, time: Timestamp) -> Output {
         let entry = v1::AuditEntry {
@@ -262,7 +262,7 @@ impl AuditWriter {
         })
     }
 
-    /// Writes an entry about what was decided at this time, and waits until it is acknowledged.
+    /// Writes an entry about a decision at this time, and waits until it is acknowledged.
     ///
     /// # Errors
     /// When the topic does not exist, or there is no acknowledgement within 10 seconds.

@@ -15,9 +15,10 @@
 //!
 //! How the topic is followed and changed is in [`redeliver_store`].
 //!
-//! A process waits for [`Host::control`] before it does anything that can be paused. So it never runs what was paused before it
-//! started. If the topic cannot be read later, what it contained last applies, and readiness and a metric say so. What has a value that a process cannot
-//! read, for example because another version has written it, is paused, and reported. Names of an unknown kind are only reported.
+//! A process waits for [`Host::control`] before it does anything that can be paused. So it never runs work
+//! that was paused before it started. If the topic cannot be read later, what it contained last applies, and
+//! readiness and a metric say so. What has a value that a process cannot read, for example because another
+//! version has written it, is paused, and reported. Names of an unknown kind are only reported.
 
 pub mod change;
 pub mod error;
@@ -42,8 +43,8 @@ use tokio::sync::watch;
 
 use crate::host::Host;
 
-/// The transactional id of all writers of a control topic. It depends on nothing else, not even on `kafka.id_prefix`: writers with different ids
-/// would not fence each other.
+/// The transactional id of all writers of a control topic. It depends only on that, not even on
+/// `kafka.id_prefix`: writers with different ids would not fence each other.
 #[must_use]
 pub fn transactional_id(topic: &str) -> String {
     format!("redeliver-control-{topic}")

@@ -420,7 +420,7 @@ impl<S: State> Follower<S> {
         Ok(())
     }
 
-    /// What applies is what was read to the end of the topic.
+    /// The state applies that was read to the end of the topic.
     fn succeeded(&self, session: &Session, at: Instant) {
         let offset = session.reader.position(&self.topic.name, 0);
         let known = session.id.zip(offset).map(|(topic, offset)| Known {
@@ -453,9 +453,9 @@ impl<S: State> Follower<S> {
                 continue;
             }
             if problem.is_damaged() {
-                tracing::error!(topic, key, %problem, "a value of the {} cannot be read", S::TOPIC);
+                tracing::error!(topic, key, %problem, "unreadable value in the {}", S::TOPIC);
             } else {
-                tracing::warn!(topic, key, %problem, "a value of the {} is only partially supported", S::TOPIC);
+                tracing::warn!(topic, key, %problem, "value in the {} only partially supported", S::TOPIC);
             }
         }
         self.state.send_replace(Some(Arc::new(state)));

@@ -143,7 +143,7 @@ impl<D: Document> Table<D> {
         self.entries.get(key)
     }
 
-    /// A document; `None` also if it cannot be read, see [`Table::problem`].
+    /// A document; `None` if there is none, or if it cannot be read, see [`Table::problem`].
     #[must_use]
     pub fn get<Q>(&self, key: &Q) -> Option<&Arc<D>>
     where

@@ -50,7 +50,7 @@ pub trait Change: Send + Sync + 'static {
     /// Why nothing is to be written.
     fn decide(&self, state: &Self::State, id: ChangeId) -> Result<Decision<Self::State>, Self::Refused>;
 
-    /// Logs what was written.
+    /// Logs the written change.
     fn log(&self, document: &DocumentOf<Self>);
 }
 
@@ -75,7 +75,7 @@ pub enum Decision<S: State> {
     },
 }
 
-/// What was changed.
+/// The changed documents.
 #[derive(Debug, PartialEq)]
 pub struct Changed<D: Document> {
     /// The key of the document.
@@ -373,7 +373,7 @@ mod tests {
             (vec![], 0, None),
             (vec![], 1, Some(0)),
         ] {
-            // Also if nothing would change.
+            // Even if the change has no effect.
             for most in [4, 9] {
                 let decided = decide(values.clone(), Some(expected), most);
                 assert_eq!(decided.err(), revision.map(ChangeError::Revised), "{expected}");

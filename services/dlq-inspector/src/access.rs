@@ -190,7 +190,8 @@ impl Viewer {
         self.require_unmasked(topic)
     }
 
-    /// Requires that the caller may have dead letters of this topic redriven with other contents. A caller must have seen what it edits.
+    /// Requires that the caller may have dead letters of this topic redriven with other contents. A caller
+    /// must have seen what it edits.
     pub(crate) fn require_editing(&self, topic: &str) -> Result<(), Status> {
         self.require_contents(topic)?;
         self.require_verb(Verb::Edit, topic)

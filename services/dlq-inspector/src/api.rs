@@ -176,7 +176,8 @@ impl Api {
         status(Code::ResourceExhausted, text, "TOO_MANY_ANSWERS", [])
     }
 
-    /// Reserves memory for a message that was made without, because its size was unknown. Few calls wait with such a message.
+    /// Reserves memory for a message that was made without, because its size was unknown. Few calls wait with
+    /// such a message.
     async fn hold<T: Message>(&self, viewer: &Viewer, message: &T) -> Result<Reservation, Status> {
         let size = message.encoded_len() as u64;
         if let Some(memory) = self.memory.try_reserve(viewer.caller(), size) {

@@ -1,7 +1,7 @@
 //! The audit topic: records who gets payloads, before they are sent, and reads the entries of all services.
 //!
-//! If an entry cannot be written, the payload is not sent: an unrecorded disclosure is worse than a request that has to be
-//! repeated. `dlq_inspector.record_disclosures: false` turns the entries off.
+//! If an entry cannot be written, the payload is not sent: an unrecorded disclosure is worse than a request
+//! that has to be repeated. `dlq_inspector.record_disclosures: false` turns the entries off.
 
 use std::ops::ControlFlow;
 use std::sync::Arc;
@@ -26,7 +26,7 @@ use crate::metrics::Metrics;
 
 /// How long a caller waits for the first record of a page.
 const READ_TIMEOUT: Duration = Duration::from_secs(15);
-/// After this time, a page has what was found until then.
+/// After this time, a page ends with the entries found so far.
 const PAGE_TIME: Duration = Duration::from_secs(5);
 /// Maximum number of concurrent readers. Further ones wait.
 const READERS: usize = 2;
@@ -63,7 +63,7 @@ pub(crate) struct Disclosure {
     pub(crate) action: Action,
     /// The dead letter, if it is a single one.
     pub(crate) target: String,
-    /// Without what was searched for in payloads.
+    /// Without the search texts for payloads.
     pub(crate) filter: String,
     /// The first [`MAX_IDS`].
     pub(crate) ids: Vec<String>,
@@ -226,7 +226,7 @@ impl Audit {
         tracing::error!(
             topic = &**self.log.topic(),
             %problem,
-            "cannot record who gets a payload; refusing it"
+            "cannot record a disclosure in the audit topic; refusing it"
         );
         Err(unavailable(
             "cannot record in the audit topic who gets the payload; retry later",

@@ -1,4 +1,5 @@
-//! Parses schemas and decodes values on threads for blocking work, a few at a time: both can take seconds and megabytes, and cannot be stopped.
+//! Parses schemas and decodes values on threads for blocking work, a few at a time: both can take seconds and
+//! megabytes, and cannot be stopped.
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -1,4 +1,4 @@
-//! The ledger: a compacted topic that records what was done with dead letters, keyed by their ids.
+//! The ledger: a compacted topic with the states of dead letters, keyed by their ids.
 //!
 //! Dead letters themselves are never changed. A tool that redrives or discards a dead letter writes an entry here, and
 //! the index joins it with the dead letter.
@@ -13,7 +13,7 @@ use crate::letter::{ContentHash, HASH_BYTES};
 /// The name of the ledger topic.
 pub const TOPIC: &str = "redeliver.dlq.ledger";
 
-/// What was done with a dead letter. The index and the protocol store these numbers.
+/// The state of a dead letter. The index and the protocol store these numbers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum State {
     /// Nothing yet.

@@ -62,7 +62,7 @@ pub(crate) struct MaskedHeaders {
 pub(crate) enum MaskedValue<'m> {
     /// With the paths that were found in it.
     Shown(Bytes, Vec<&'m FieldPath>),
-    /// There are paths, and the value is no JSON document in which they can be found.
+    /// There are paths, and the value is not a JSON document in which they can be found.
     Withheld,
 }
 

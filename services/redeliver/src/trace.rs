@@ -190,7 +190,7 @@ mod tests {
             reason(&edited),
             "edited value, headers job 01a212ee742fea04 by ann: INC-17"
         );
-        // Nothing else says where it is.
+        // No other field tells where it is.
         assert_eq!(
             reason(&redriven("dead-letters", String::new())),
             "to orders-retry-due job 01a212ee742fea04 by ann"

@@ -233,14 +233,14 @@ impl<I: Index> Scheduler<I> {
         let before = std::mem::replace(&mut self.lane.parked, parked);
         let parked = &self.lane.parked;
         for (topic, app) in before.keys().filter(|target| !parked.contains_key(*target)) {
-            tracing::info!(%app, %topic, "no jobs wait for the topic any more");
+            tracing::info!(%app, %topic, "topic available again, or its due jobs gone");
             self.metrics.clear_parked(app, topic);
         }
         for (topic, app) in parked.keys().filter(|target| !before.contains_key(*target)) {
             tracing::warn!(
                 %app, %topic,
                 reason = %self.settings.topics.presence(topic),
-                "topic of due jobs is unavailable; keeping the jobs, if it is missing until kafka.topics.missing_timeout"
+                "topic unavailable; its due jobs wait (if it is missing, until kafka.topics.missing_timeout)"
             );
         }
         if !before.keys().eq(parked.keys()) {
@@ -440,7 +440,7 @@ impl<I: Index> Processor for Scheduler<I> {
         }
         self.check_topics();
         if self.topic_changes.must_stop() {
-            // The index still receives what was committed before.
+            // The index still receives the previous commits.
             self.send_index_requests(now);
             self.update_gauges();
             self.lane.next_due = None;

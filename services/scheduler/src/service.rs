@@ -223,7 +223,8 @@ pub async fn mount<I: Index>(host: &mut Host, index: I) -> anyhow::Result<()> {
 
 /// What a job in the window counts at least, in bytes.
 const MIN_WINDOW_JOB: usize = 1342;
-/// The maximum size of the changes that are applied to the index at once, in bytes. One script applies them, and Redis does nothing else meanwhile.
+/// The maximum size of the changes that are applied to the index at once, in bytes. One script applies them,
+/// and blocks Redis meanwhile.
 const INDEX_BATCH_BYTES: usize = 4 << 20;
 /// The maximum number of indexers that wait to be started.
 const INDEXER_QUEUE: usize = 64;

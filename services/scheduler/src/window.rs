@@ -202,7 +202,7 @@ impl Window {
         }
     }
 
-    /// Inserts a job, and replaces an older revision of it, also if there is no room for the new one.
+    /// Inserts a job, and replaces an older revision of it, even if there is no room for the new one.
     pub(crate) fn insert(&mut self, job: Arc<Job>) -> Inserted {
         self.remove(job.id);
         let index = self.index_of(&job);

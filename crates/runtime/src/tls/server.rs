@@ -169,7 +169,8 @@ impl ServerTls {
         of_listener.update(&self.0.files.value());
     }
 
-    /// Does the handshake. Failures are counted, and logged at debug level, because any client can cause them.
+    /// Does the handshake. Failures are counted, and logged at debug level, because any client can cause
+    /// them.
     pub(crate) async fn handshake(
         &self,
         stream: TcpStream,
@@ -231,9 +232,9 @@ fn warn_if_not_valid(listener: &str, file: &Path, validity: Validity) {
     let Validity { from, until } = validity;
     let (now, file) = (SystemClock.now(), file.display());
     if until <= now {
-        tracing::warn!(listener, %file, expired = %until, "the certificate has expired");
+        tracing::warn!(listener, %file, expired = %until, "certificate expired");
     } else if from > now {
-        tracing::warn!(listener, %file, valid_from = %from, "the certificate is not valid yet");
+        tracing::warn!(listener, %file, valid_from = %from, "certificate not valid yet");
     }
 }
 

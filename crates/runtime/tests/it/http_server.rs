@@ -335,7 +335,7 @@ async fn http2_connections_end_orderly() {
     let response = sender.send_request(request).await.unwrap();
     assert_eq!(response.into_body().collect().await.unwrap().to_bytes(), "hello");
     let ended = tokio::time::timeout(DEADLINE, running.join_next()).await;
-    // An orderly end is no error.
+    // An orderly end is not an error.
     ended.expect("the connection ends").unwrap().unwrap().unwrap();
 }
 

@@ -28,7 +28,7 @@ pub enum ControlError {
     Unknown(ControlName),
     /// The value has another revision than the request expects.
     Revised {
-        /// What was to be changed.
+        /// The change.
         name: ControlName,
         /// The revision that it has.
         revision: u64,

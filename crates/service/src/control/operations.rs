@@ -377,11 +377,11 @@ impl Controls {
         use v1::control::Effective;
         match name {
             ControlName::Application(app) => {
-                let obeyed = match snapshot.obeyed(name) {
+                let applied = match snapshot.applied(name) {
                     Some(Desired::Application(app)) => app,
                     Some(Desired::Pipeline(_) | Desired::Tier(_)) | None => ApplicationControl::default(),
                 };
-                let state = self.apps.get(app).unwrap_or_default().controlled_by(&obeyed);
+                let state = self.apps.get(app).unwrap_or_default().controlled_by(&applied);
                 Effective::EffectiveApplication(write_application(&ApplicationControl {
                     run: Some(run(state.is_paused)),
                     rate: state.rate.map(RateLimit::PerSecond),

@@ -15,7 +15,7 @@ use super::value::{
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Snapshot(Table<Value>);
 
-/// Why a value is not obeyed.
+/// Why a value is not applied.
 pub type Problem = redeliver_store::Problem<Value>;
 
 /// What applies to the workers of a pipeline.
@@ -69,7 +69,7 @@ impl Snapshot {
             let ControlName::Application(app) = name else {
                 return None;
             };
-            match obeyed(name, value) {
+            match applied(name, value) {
                 Desired::Application(control) => Some((&**app, control)),
                 Desired::Pipeline(_) | Desired::Tier(_) => None,
             }
@@ -78,14 +78,14 @@ impl Snapshot {
 
     /// What applies to a name; `None`: what the configuration says.
     #[must_use]
-    pub fn obeyed(&self, name: &ControlName) -> Option<Desired> {
-        self.entry(name).map(|value| obeyed(name, value))
+    pub fn applied(&self, name: &ControlName) -> Option<Desired> {
+        self.entry(name).map(|value| applied(name, value))
     }
 
     /// What applies to the workers of a pipeline.
     #[must_use]
     pub fn pipeline(&self, pipeline: &str) -> PipelineState {
-        let PipelineControl { run, rate } = match self.obeyed(&ControlName::pipeline(pipeline)) {
+        let PipelineControl { run, rate } = match self.applied(&ControlName::pipeline(pipeline)) {
             Some(Desired::Pipeline(pipeline)) => pipeline,
             Some(Desired::Application(_) | Desired::Tier(_)) | None => PipelineControl::default(),
         };
@@ -97,8 +97,8 @@ impl Snapshot {
 
     /// What applies to a tier of a pipeline.
     ///
-    /// No configuration pauses or limits a tier. So a tier that was resumed, or has a high rate, must not ignore that an operator
-    /// has restricted the tier of all pipelines: the stricter of the two counts.
+    /// No configuration pauses or limits a tier. So a tier that was resumed, or has a high rate, must not
+    /// ignore that an operator has restricted the tier of all pipelines: the stricter of the two counts.
     #[must_use]
     pub fn tier(&self, pipeline: &str, tier: HumanDuration) -> TierState {
         let own = TierState::of(self.tier_control(&ControlName::tier(pipeline, tier)));
@@ -128,7 +128,7 @@ impl Snapshot {
     }
 
     fn tier_control(&self, name: &ControlName) -> TierControl {
-        match self.obeyed(name) {
+        match self.applied(name) {
             Some(Desired::Tier(tier)) => tier,
             Some(Desired::Application(_) | Desired::Pipeline(_)) | None => TierControl::default(),
         }
@@ -148,18 +148,18 @@ impl State for Snapshot {
             if before.get(name) != Some(value) {
                 tracing::info!(
                     %name, revision = value.revision, by = value.changed_by, reason = value.reason, desired = ?value.desired,
-                    "control value"
+                    "control applied"
                 );
             }
         }
-        // What was paused by it runs again. No change does that: a reset leaves a value.
+        // Paused work runs again. No change does that: a reset leaves a value.
         for (name, _) in self.lost(before) {
             tracing::error!(topic, %name, "control override lost; using configuration");
         }
     }
 }
 
-fn obeyed(name: &ControlName, value: &Result<Arc<Value>, InvalidValue>) -> Desired {
+fn applied(name: &ControlName, value: &Result<Arc<Value>, InvalidValue>) -> Desired {
     match value {
         Ok(value) => value.desired.clone(),
         Err(_) => Desired::fail_safe(name),
@@ -246,7 +246,7 @@ pub(super) mod tests {
                 snapshot.apply(&record("app/sms", before));
                 snapshot.apply(&record("app/sms", value.clone()));
                 assert_eq!(
-                    snapshot.obeyed(&name),
+                    snapshot.applied(&name),
                     Some(Desired::Application(FAIL_SAFE)),
                     "{problem}"
                 );
@@ -258,7 +258,7 @@ pub(super) mod tests {
         // A value that can be read ends it.
         snapshot.apply(&record("app/sms", Some(running().encode())));
         assert_eq!(snapshot.problems().len(), 0);
-        assert_eq!(snapshot.obeyed(&name).unwrap().run(), Some(Run::Running));
+        assert_eq!(snapshot.applied(&name).unwrap().run(), Some(Run::Running));
     }
 
     fn with(values: &[(&str, Desired)]) -> Snapshot {

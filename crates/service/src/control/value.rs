@@ -105,7 +105,8 @@ impl Release {
         let Some(earlier) = earlier.filter(|earlier| earlier.topic == self.topic) else {
             return self;
         };
-        // No partition goes away while the topic exists. An answer of a broker with old metadata must not take back what was wanted.
+        // No partition goes away while the topic exists. An answer of a broker with old metadata must not
+        // undo the request.
         self.ends.resize(self.ends.len().max(earlier.ends.len()), 0);
         for (end, earlier) in self.ends.iter_mut().zip(&earlier.ends) {
             *end = (*end).max(*earlier);
@@ -297,7 +298,7 @@ impl Value {
     /// Reads the value of a record.
     ///
     /// # Errors
-    /// When the value cannot be obeyed.
+    /// When the value cannot be applied.
     pub fn decode(value: &Bytes) -> Result<Self, InvalidValue> {
         if value.len() > MAX_VALUE {
             return Err(InvalidValue::Malformed);

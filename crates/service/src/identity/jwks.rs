@@ -21,8 +21,8 @@ use crate::http;
 /// The maximum size of a key set in bytes, and the maximum number of its keys.
 const MAX_BYTES: usize = 256 << 10;
 const MAX_KEYS: usize = 100;
-/// How long keys are used that can no longer be fetched. Longer than most outages, and short enough that an attacker who
-/// interrupts the connection cannot keep a withdrawn key valid for ever.
+/// How long keys are used that can no longer be fetched. Longer than most outages, and short enough that an
+/// attacker who interrupts the connection cannot keep a withdrawn key valid for ever.
 const MAX_AGE: Duration = Duration::from_secs(24 * 3_600);
 /// Maximum time of a fetch.
 const TIMEOUT: Duration = Duration::from_secs(5);

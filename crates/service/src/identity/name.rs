@@ -5,8 +5,9 @@ use std::sync::Arc;
 
 use redeliver_runtime::config::caller_name;
 
-/// The name of a caller, with what it was proved by: it is recorded, compared and shown as one text, so that no caller is named like
-/// one whom another mechanism has identified. The first colon ends the mechanism, and the first `#` the issuer.
+/// The name of a caller, with what it was proved by: it is recorded, compared and shown as one text, so that
+/// no caller is named like one whom another mechanism has identified. The first colon ends the mechanism, and
+/// the first `#` the issuer.
 ///
 /// | text | caller |
 /// |---|---|

@@ -128,11 +128,11 @@ fn mask<'h>(
         whole.masked.get_or_insert_default().headers = masked;
         add(whole, "headers");
     }
-    // Also if nothing is masked: a fact can be from a header that is not in the index, and that would be.
+    // Even if nothing is masked: a fact can be from a header that is not in the index, and that would be.
     mask_facts(mask, Facts::read(&headers), whole);
 }
 
-/// Replaces what was read from headers by what the masked headers say.
+/// Replaces fields that come from headers by those of the masked headers.
 fn mask_facts(mask: &Mask<'_>, facts: Facts, whole: &mut v1::DeadLetter) {
     // Masked in part.
     for (field, is_masked) in [

@@ -12,7 +12,7 @@ use crate::access::Viewer;
 use crate::decoding::{DecodeError, DecodedJson, Framed, Schema, SchemaFormat};
 use crate::decoding_pool::NoResult;
 
-/// What is said of a value that cannot be decoded, if something is masked in it.
+/// The problem of a value that cannot be decoded, if something is masked in it.
 const MASKED_PROBLEM: &str = "the value cannot be decoded";
 
 /// Why there is no decoded value.
@@ -27,8 +27,8 @@ enum Problem {
 }
 
 impl Api {
-    /// Adds the decoded value to a dead letter, as this caller may see it. A value that cannot be decoded is no error: it is shown as it is, with the
-    /// reason.
+    /// Adds the decoded value to a dead letter, as this caller may see it. A value that cannot be decoded is
+    /// not an error: it is shown as it is, with the reason.
     pub(super) async fn decode(
         &self,
         viewer: &Viewer,
@@ -73,7 +73,7 @@ impl Api {
                 let shown = value::shown(viewer, vec![Some(value.decoded(text))]).await?;
                 match shown.into_iter().flatten().next() {
                     Some(ShownValue::Shown(text, paths)) => {
-                        // What was masked is text, as before.
+                        // Masked fields are text, as before.
                         decoded.json = String::from_utf8_lossy(&text).into_owned();
                         if !paths.is_empty() {
                             convert::add(letter, "decoded");

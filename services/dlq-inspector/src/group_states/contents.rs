@@ -54,14 +54,14 @@ impl State for GroupStates {
     const IS_OPTIONAL: bool = true;
 
     fn log_changes(&self, topic: &str, before: &Self) {
-        // A value that has said something for long is removed one by one. All at once means that the topic was deleted.
+        // Outdated values are removed one by one. A loss of all at once means that the topic was deleted.
         let lost = self.lost(before).filter(|(_, value)| !value.says_nothing());
         let groups = lost.count();
         if groups > 0 {
             tracing::warn!(
                 topic,
                 groups,
-                "states and notes of groups are gone or older than before"
+                "group states and notes lost, or reset to older ones"
             );
         }
     }

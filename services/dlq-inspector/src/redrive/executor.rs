@@ -35,8 +35,7 @@ const OBSERVE_AGAIN: Duration = Duration::from_secs(1);
 /// After this many failures in a row, a job says that its steps cannot be written.
 const SHOWN_FAILURES: u32 = 2;
 /// The problem of a job whose steps cannot be written for a reason that is not known.
-const UNWRITTEN: &str =
-    "its steps cannot be written; the log of the inspector that executes redrives says why";
+const UNWRITTEN: &str = "its steps cannot be written; see the log of the redrive leader";
 /// How long a job does not try to write to a topic to which it may not write.
 const DENIED: Duration = Duration::from_secs(30);
 
@@ -212,7 +211,7 @@ impl Executor {
                             jobs.apply_of_callers(&record);
                         }
                     }
-                    tracing::info!("this inspector executes redrives now");
+                    tracing::info!("became redrive leader");
                     self.jobs = Some(jobs);
                     self.loaded_to = end;
                     self.log = LogThrottle::default();
@@ -234,7 +233,7 @@ impl Executor {
                 }
                 Answer::Failed(reason) => {
                     if self.log.should_log() {
-                        tracing::warn!(reason, id = self.last, "a redrive cannot go on now; retrying");
+                        tracing::warn!(reason, id = self.last, "redrive cannot continue; retrying");
                     }
                     if self.jobs.is_some() {
                         let id = self.last.clone();
@@ -285,7 +284,7 @@ impl Executor {
         true
     }
 
-    /// Writes a step with a batch, to which nothing else is added after it.
+    /// Writes a step as the end of a batch.
     fn put(&mut self, step: Step, batch: &mut TransactionBatch) {
         let mut written = step.written(&self.topic, &self.audit);
         let span = redrive_span(&step.job.spec().id, &written.outputs[..written.tried.len()]);
@@ -568,7 +567,7 @@ impl Processor for Executor {
             tracing::warn!(
                 reason,
                 records = refused.len(),
-                "a topic refuses records of a redrive"
+                "topic refused records of a redrive"
             );
         }
         if self.give_up(refused, Outcome::Failed, batch) {
@@ -591,7 +590,11 @@ impl Processor for Executor {
         }
         if self.log.should_log() {
             let reason = denied.first().map(|denied| &*denied.failure.message);
-            tracing::warn!(reason, records = denied.len(), "records are not redriven");
+            tracing::warn!(
+                reason,
+                records = denied.len(),
+                "destination denied; records not redriven"
+            );
         }
         let Some(writing) = &self.writing else {
             return false;
@@ -668,7 +671,7 @@ impl Processor for Executor {
         memory.succeeded();
         memory.not_before = pace::not_before(&step.job, taken, now);
         if let Some(brake) = &step.brake {
-            tracing::warn!(id, brake, "the brake has paused a redrive");
+            tracing::warn!(id, brake, "redrive auto-paused");
         }
         let (before, after) = (&step.before, &written.progress);
         for (outcome, count) in [
@@ -685,7 +688,7 @@ impl Processor for Executor {
                 failed = after.failed,
                 skipped = after.skipped,
                 returned = after.returned,
-                "a redrive has ended"
+                "redrive ended"
             );
         }
     }

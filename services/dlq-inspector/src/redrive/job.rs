@@ -139,7 +139,7 @@ pub enum Skip {
 pub struct TargetOptions {
     /// The destination; empty: that of each dead letter.
     pub destination: String,
-    /// Whether to redrive what was redriven often.
+    /// Whether to redrive records that were redriven often.
     pub force: bool,
 }
 
@@ -191,7 +191,7 @@ pub struct Job {
 /// Why a value cannot be read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum InvalidValue {
-    /// It is no message of its kind.
+    /// It is not a message of its kind.
     #[error("cannot be read")]
     Malformed,
     /// A newer version has written it.

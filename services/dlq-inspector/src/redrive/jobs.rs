@@ -31,7 +31,7 @@ pub struct Entry {
     outcomes: BTreeMap<u32, Bytes>,
 }
 
-/// Why a value is not, or not completely, obeyed.
+/// Why a value is not, or only partially, applied.
 pub type Problem = redeliver_store::Problem<Job>;
 
 /// What a key names beside the job.
@@ -157,7 +157,7 @@ impl Entry {
         Progress::read(record).unwrap_or_default()
     }
 
-    /// Whether its recorded progress can be read. Otherwise, it is unknown what was done.
+    /// Whether its recorded progress can be read. Otherwise, its effects are unknown.
     #[must_use]
     pub fn is_progress_known(&self) -> bool {
         self.progress.as_ref().is_none_or(|value| {
@@ -179,7 +179,7 @@ impl Entry {
             Some(job) if self.is_stuck() => {
                 let key = progress_key(&job.spec().id);
                 format!(
-                    "its record `{key}` cannot be read, so what was done is unknown; cancel it, and plan it again"
+                    "its record `{key}` cannot be read, so its effects are unknown; cancel it, and plan it again"
                 )
             }
             Some(job) => {

@@ -140,7 +140,7 @@ fn is_observed_now(job: &Job, progress: &Progress) -> bool {
 /// Until when a running job waits, because its start is delayed or its records are observed.
 #[must_use]
 pub fn waits_until(job: &Job, progress: &Progress, now: Timestamp) -> Option<Timestamp> {
-    // Also if it took its first items while it was postponed.
+    // This includes items that it took while it was postponed.
     if let Some(start) = job.start_at().filter(|start| *start > now) {
         return Some(start);
     }

@@ -93,7 +93,7 @@ impl Removals {
         self.look_at = Some(now.after(RETRY));
     }
 
-    /// Nothing of what was found is written: the lane stops.
+    /// None of the found entries is removed: the lane stops.
     pub(crate) fn drop_ready(&mut self) {
         self.ready.clear();
     }

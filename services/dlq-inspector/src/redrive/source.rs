@@ -49,7 +49,7 @@ const POLL: Duration = Duration::from_millis(200);
 const BELIEVED: Duration = Duration::from_secs(30);
 /// The interval between two counts of what has come back.
 const COUNTED: Duration = Duration::from_secs(2);
-/// How long what was read ahead is used: it has the time of the redrive in it.
+/// How long records that were read ahead are used: they contain the time of the redrive.
 const AHEAD: Duration = Duration::from_secs(5);
 /// The maximum size of the records of a step and one more, in bytes.
 const STEP_BYTES: usize = 8 << 20;
@@ -177,7 +177,7 @@ impl Known {
         Some(prepared)
     }
 
-    /// What is known of topics may be outdated, and so is what was read ahead.
+    /// The known topics may be outdated, and so may records that were read ahead.
     fn use_denied(&mut self, denied: Vec<Arc<str>>, again: bool) {
         if again {
             self.topics.clear();
@@ -195,7 +195,7 @@ impl Known {
     }
 
     /// No job asks for records.
-    fn rest(&mut self) {
+    fn stop_fetching(&mut self) {
         if self
             .ahead
             .as_ref()
@@ -204,7 +204,7 @@ impl Known {
             self.ahead = None;
         }
         if let Some(lookup) = &mut self.lookup
-            && lookup.rest().is_err()
+            && lookup.stop_fetching().is_err()
         {
             self.lookup = None;
         }
@@ -251,8 +251,8 @@ struct LedgerIds {
 }
 
 impl LedgerIds {
-    /// The id; `None` if it is unknown. A broker without ids does not prevent reading, and one that does not answer is not asked
-    /// again for a minute.
+    /// The id; `None` if it is unknown. A broker without ids does not prevent reading, and one that does not
+    /// answer is not asked again for a minute.
     fn ask(&mut self, topics: &TopicClient, now: Instant) -> Option<TopicId> {
         let is_recent = |at: Instant| now.saturating_duration_since(at) < IDS_PAUSE;
         if self.failed_at.is_some_and(is_recent) {
@@ -283,7 +283,7 @@ impl Source {
             let (number, request) = match self.requests.recv_timeout(POLL) {
                 Ok(request) => request,
                 Err(RecvTimeoutError::Timeout) => {
-                    known.rest();
+                    known.stop_fetching();
                     continue;
                 }
                 Err(RecvTimeoutError::Disconnected) => break,
@@ -377,7 +377,7 @@ impl Source {
         let id = known.ledger_ids.ask(ledger.reader.topics(), Instant::now());
         if id.is_some() && ledger.id != id {
             if ledger.id.is_some() {
-                tracing::warn!("the ledger was deleted and created again; reading it from the beginning");
+                tracing::warn!("ledger was deleted and created again; reading it from the beginning");
             }
             *ledger = self.load_ledger(&mut known.ledger_partitions, &mut known.ledger_ids)?;
             return Ok(ledger);

@@ -194,8 +194,8 @@ impl Step {
         }
     }
 
-    /// Pauses the job, because it is not known in time what comes back. Once it is resumed, it goes on; or it waits again if everything was tried, because it does not
-    /// end before it is known.
+    /// Pauses the job, because it is not known in time what comes back. Once it is resumed, it goes on; or it
+    /// waits again if everything was tried, because it does not end before it is known.
     pub fn give_up_waiting(&mut self, reason: String) {
         self.is_observation = self.before.next < self.job.spec().total;
         self.brake = Some(reason);

@@ -1,4 +1,4 @@
-//! What was done with a dead letter, from its entry in the ledger.
+//! The decision about a dead letter, from its entry in the ledger.
 
 use std::collections::HashMap;
 
@@ -23,7 +23,7 @@ pub(crate) struct Decision {
     pub(crate) redrive_id: String,
     /// The topic to which the record was written; empty if that is not known.
     pub(crate) destination: String,
-    /// What was edited in it.
+    /// Its edited parts.
     pub(crate) edited: Vec<String>,
 }
 
@@ -71,7 +71,7 @@ impl Decisions {
         }
     }
 
-    /// What was found.
+    /// The decisions.
     pub(crate) fn finish(self) -> HashMap<LetterId, Decision> {
         let found = self.found.into_iter();
         found

@@ -63,7 +63,8 @@ pub(crate) enum Event {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Step {
     pub(crate) event: Event,
-    /// The record that was written; if a decision has written none, or the record is not there, the dead letter.
+    /// The record that was written; if a decision has written none, or the record is not there, the dead
+    /// letter.
     pub(crate) copy: Copy,
     /// Who has decided it, when, and why.
     pub(crate) decision: Option<Decision>,
@@ -158,7 +159,8 @@ impl Step {
     }
 }
 
-/// The life of a record from its copies, in any order. `entered`: its place in the source. `decisions`: what was done with its dead letters.
+/// The life of a record from its copies, in any order. `entered`: its place in the source. `decisions`: those
+/// about its dead letters.
 pub(crate) fn life(
     pipeline: &Pipeline,
     entered: &Entered,

@@ -527,7 +527,7 @@ impl Search<'_> {
         Some(self.copy(Spot::Topic(*role), record, is_unread))
     }
 
-    /// What was done with the dead letters among the copies.
+    /// The decisions about the dead letters among the copies.
     fn decisions(
         &self,
         copies: &[Copy],
@@ -605,7 +605,7 @@ impl Search<'_> {
     }
 }
 
-/// The earliest timestamp of what was written after this time.
+/// The earliest timestamp of records written after this time.
 fn with_slack(time: Timestamp) -> Timestamp {
     Timestamp::from_millis(time.as_millis().saturating_sub(SLACK_MILLIS))
 }

@@ -437,7 +437,8 @@ async fn caller_without_scope_gets_no_payloads() {
         );
     }
 
-    // Of one topic, a caller sees payloads; a filter on them, also a negated one, matches nothing elsewhere.
+    // A caller sees payloads of one topic; a filter on payloads, even a negated one, matches nothing
+    // elsewhere.
     let mut client = callers.client(&channel, "some");
     for filter in [
         "headers.tenant : secret",

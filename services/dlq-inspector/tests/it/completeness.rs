@@ -147,7 +147,7 @@ async fn answers_name_unreadable_topics() {
     let unavailable = |reason: &str| (Code::Unavailable, reason.to_owned());
     let filtered = list(&mut client, "state = OPEN").await.unwrap_err();
     assert_eq!(refusal(filtered), unavailable("STATES_UNKNOWN"));
-    // Only what was read certainly does not exist.
+    // Only in a topic that was read, a missing dead letter certainly does not exist.
     let unknown = get(&mut client, &format!("{closed}/0/0")).await.unwrap_err();
     assert_eq!(refusal(unknown), unavailable("INDEX_INCOMPLETE"));
     let gone = get(&mut client, &format!("{open}/0/99")).await.unwrap_err();

@@ -691,7 +691,7 @@ async fn cancelled_redrive_keeps_what_was_done() {
     assert_eq!(world.redriven().len(), done as usize);
     let refused = client(&mut inspector).await.resume_redrive(change(&job.id)).await;
     assert_eq!(refused.unwrap_err().code(), Code::FailedPrecondition);
-    // The others are taken by a job for what was not done.
+    // Another job takes those that were left out.
     let retry = self::done(&mut inspector, retry_of(&job.id)).await;
     assert_eq!((retry.done, world.redriven().len()), (60 - done, 60));
 }
@@ -837,7 +837,7 @@ async fn each_of_50000_is_redriven_once() {
 }
 
 /// The text that an inspector logs when it begins to execute jobs.
-pub(crate) const EXECUTES: &str = "this inspector executes redrives now";
+pub(crate) const EXECUTES: &str = "became redrive leader";
 
 #[tokio::test]
 async fn frozen_inspector_writes_nothing_after_takeover() {
@@ -1167,7 +1167,10 @@ async fn twin_instances_go_on_answering() {
     ];
     eventually_async("one of them gives way", DEADLINE * 3, async || {
         let outputs = twins.each_ref().map(|twin| twin.process.output());
-        if outputs.iter().any(|output| output.contains("the lane rests")) {
+        if outputs
+            .iter()
+            .any(|output| output.contains("instance name is in use"))
+        {
             Ok(())
         } else {
             Err(outputs.concat())

@@ -55,7 +55,7 @@ impl Clients {
                     tracing::warn!(
                         field,
                         problem,
-                        "cannot renew the connections; using the previous ones"
+                        "cannot renew the connections to an endpoint; using the previous ones"
                     );
                 }
             }
@@ -137,7 +137,8 @@ impl Builder {
         })
     }
 
-    /// The TLS configuration. A system without CA certificates is no error if the endpoint does not use TLS.
+    /// The TLS configuration. A system without CA certificates is not an error if the endpoint does not use
+    /// TLS.
     fn tls(&self, files: &[FileContents<'_>]) -> Result<ClientConfig, Problem> {
         let (ca, identity) = files.split_at(usize::from(self.has_ca_file));
         let mut roots = system_roots();

@@ -149,7 +149,7 @@ async fn open_editor(letters: &DeadLetterClient, id: &str) -> Result<Option<Byte
     }
     if std::str::from_utf8(&value).is_err() {
         return Err(CliError::failed(format_args!(
-            "the value of `{id}` is no text; write it with `redeliver dlq show {id} --payload`, change it, and use --value-file"
+            "the value of `{id}` is not text; write it with `redeliver dlq show {id} --payload`, change it, and use --value-file"
         )));
     }
     let file = |error| CliError::Io("editing the value", error);

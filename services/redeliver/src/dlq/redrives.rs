@@ -400,7 +400,8 @@ fn check_kind(job: &Redrive, wanted: RedriveKind) -> Result<(), CliError> {
     )))
 }
 
-/// Starts a job. A repeated request goes on with the job as it is, even if it was started for another time meanwhile.
+/// Starts a job. A repeated request goes on with the job as it is, even if it was started for another time
+/// meanwhile.
 async fn start(
     client: &RedriveClient,
     mut job: Redrive,
@@ -433,12 +434,12 @@ impl RunArgs {
     /// Refuses to start an unconfirmed job.
     ///
     /// # Errors
-    /// If stdin is no terminal, and neither `--yes` nor `--plan` is given.
+    /// If stdin is not a terminal, and neither `--yes` nor `--plan` is given.
     pub(super) fn check(&self) -> Result<(), CliError> {
         if self.yes || self.plan || std::io::stdin().is_terminal() {
             return Ok(());
         }
-        let text = "--yes: is required if stdin is no terminal; --plan shows what would be done";
+        let text = "--yes: is required if stdin is not a terminal; --plan shows what would be done";
         Err(CliError::Usage(text.to_owned()))
     }
 }
@@ -683,7 +684,7 @@ fn as_text(job: &Redrive) -> String {
     text
 }
 
-/// What was asked for, which the command line says.
+/// The requested change, as in the command line.
 const ASKED: [&str; 6] = [
     "all_at_once",
     "destination",

@@ -172,7 +172,7 @@ impl DefinitionArgs {
 }
 
 impl ChangesArgs {
-    /// Changes what the flags name, and nothing else.
+    /// Changes only the fields that the flags name.
     pub(super) fn apply(&self, spec: &mut ScheduleSpec, zone: &TimeZone) -> Result<(), CliError> {
         self.timing.change(spec)?;
         let job = spec.job.get_or_insert_default();
@@ -259,7 +259,7 @@ impl TimingArgs {
         Ok(spec)
     }
 
-    /// Changes what the flags name, and nothing else.
+    /// Changes only the fields that the flags name.
     fn change(&self, spec: &mut ScheduleSpec) -> Result<(), CliError> {
         let timing = spec.timing.take();
         spec.timing = match (timing, &self.cron, self.every) {

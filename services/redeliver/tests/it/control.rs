@@ -222,7 +222,7 @@ fn pipeline_rate_survives_restarts() {
     let mut inspector = pipe.start("dlq-inspector", "a", &[]);
     let cli = Cli::new(&pipe, &mut inspector);
     let pipeline = pipeline_of(&pipe);
-    // So that it obeys before there are records: it reads changes in their order.
+    // So that it applies before there are records: changes are read in their order.
     cli.change(&["pause", &pipeline]);
     enricher.until_ready_but("paused pipelines: ");
     let sent = pipe.produce(drafts("limited", RECORDS));

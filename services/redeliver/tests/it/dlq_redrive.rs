@@ -198,7 +198,7 @@ fn edits_and_imports_redrive_once() {
         Some(&b"value, headers"[..])
     );
     assert_eq!(output.headers.last("fixed-by"), Some(&b"ann"[..]));
-    // What was edited may differ.
+    // Edited parts may differ.
     let report = pipe.audit();
     assert!(report.is_clean(), "{report}");
     // The original says who has edited it, and its life has one end.

@@ -182,7 +182,7 @@ fn trace_shows_life_of_record() {
     let position = listed["records"][0]["position"].as_str().unwrap();
     assert_eq!(trace(position), waits, "from the position in the state topic");
 
-    // What was never written is not what retention has removed.
+    // An offset that was never written was not removed by retention.
     let source = &sent[0].position.topic;
     for (position, says) in [
         ("99/1", "the topic has"),

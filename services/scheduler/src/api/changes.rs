@@ -87,7 +87,7 @@ impl ChangeLog {
             tracing::warn!(
                 schedule = change.id,
                 refusal,
-                "the audit log does not say that the change was refused"
+                "cannot record in the audit topic that the change was refused"
             );
         }
     }

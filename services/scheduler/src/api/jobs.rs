@@ -570,7 +570,7 @@ impl<I: Index> Jobs<I> {
             return Ok(Found { applied, entry: None });
         };
         let job = codec::decode(id, &record).map_err(|error| {
-            tracing::error!(job = %id, %error, "index contains an invalid job record");
+            tracing::error!(job = %id, %error, "invalid job record in the index");
             RequestError::IndexIncomplete
         })?;
         // Records of pipelines are not visible to clients, as in the outcomes of commands.

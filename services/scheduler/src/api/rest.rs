@@ -376,9 +376,9 @@ fn named(app: Option<String>) -> Option<String> {
 
 /// Lists the jobs that wait
 ///
-/// Those that are due next come first. The list also contains the long waits of pipelines, with `longWait`. A page can contain fewer
-/// jobs than `pageSize`, also if it is not the last one. Needs the scope `jobs:read` for the application, or for all applications if the
-/// request names none.
+/// Those that are due next come first. The list also contains the long waits of pipelines, with `longWait`. A
+/// page can contain fewer jobs than `pageSize`, even if it is not the last one. Needs the scope `jobs:read`
+/// for the application, or for all applications if the request names none.
 #[utoipa::path(
     get,
     path = "/v1/jobs",

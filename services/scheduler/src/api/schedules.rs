@@ -448,7 +448,7 @@ const PREVIEW: &str = "preview";
 fn unreadable(error: &RecordError) -> RequestError {
     tracing::error!(
         reason = error_chain(error),
-        "index contains an invalid schedule record"
+        "invalid schedule record in the index"
     );
     RequestError::IndexIncomplete
 }

@@ -142,7 +142,7 @@ impl Shard {
         };
         let failure = Failure::permanent(TOPIC_MISSING, message);
         if refused::replace(&self.settings, &mut output, &failure, now) == Replacement::Nothing {
-            tracing::error!(job = %job.id, topic = &**topic, "cannot write a dead letter for the job; it is kept");
+            tracing::error!(job = %job.id, topic = &**topic, "cannot write a dead letter for the job; keeping it");
             return self.park(job, target, now);
         }
         writes.tally.dead += 1;

@@ -70,7 +70,7 @@ fn pause_survives_restarts() {
     for part in ["name=app/mail", "revision=1", "by=", "reason=\"test\"", "Paused"] {
         assert!(line.contains(part), "{part}: {line}");
     }
-    // The other process obeys it too.
+    // It applies in the other process too.
     schedulers[1].until_ready_but(&format!("paused applications: {PAUSED}"));
 
     let mut sent = env.send(jobs(PAUSED, 50));

@@ -21,8 +21,8 @@ pub struct ControlPage {
 }
 
 impl Controls {
-    /// A page of the controls of the wanted kinds that were changed or that the settings restrict, by name. `page_token`: that of the
-    /// previous page, or empty.
+    /// A page of the controls of the wanted kinds that were changed or that the settings restrict, by name.
+    /// `page_token`: that of the previous page, or empty.
     ///
     /// # Errors
     /// When the caller may see nothing, or the token is not one of this list.

@@ -92,7 +92,7 @@ impl Api {
         let kind = Kind::from_wire(request.kind());
         let kind = kind.ok_or_else(|| invalid("kind", problem, "KIND_INVALID", []))?;
         let mut spec = checked(&request)?;
-        // What was done since leaves nothing to plan, and the repeated request would fail.
+        // Once the job has run, nothing is left to plan, and the repeated request would fail.
         let key = RequestKey::new("plan", std::mem::take(&mut request.request_id), &request);
         if let Some(job) = self.job_of_request(viewer, &key)? {
             return self.redrive_message(viewer, &job).await;

@@ -184,7 +184,7 @@ async fn pause<I: Index>(
 
 /// Resumes an application
 ///
-/// Also if the configuration pauses it. Needs the scope `control:write` for the application.
+/// Even if the configuration pauses it. Needs the scope `control:write` for the application.
 #[utoipa::path(
     post,
     path = "/v1/applications/{app}/control:resume",

@@ -27,7 +27,7 @@ pub(crate) struct ControlView {
     desired: Option<StateView>,
     /// What applies. Without a rate, there is no limit.
     effective: StateView,
-    /// Why it is not, or not completely, obeyed as it was written.
+    /// Why the stored value is not, or only partially, applied.
     #[serde(skip_serializing_if = "String::is_empty")]
     problem: String,
 }
