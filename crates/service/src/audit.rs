@@ -103,12 +103,12 @@ pub enum Action {
 
 /// An entry.
 #[derive(Clone, Debug)]
-pub struct Entry {
-    /// Who has done it.
+pub struct AuditEntry {
+    /// The caller.
     pub by: CallerName,
     /// The action.
     pub action: Action,
-    /// What it was done to.
+    /// The target.
     pub target: String,
     /// Why, in the words of the caller.
     pub reason: String,
@@ -167,7 +167,7 @@ impl Action {
     }
 }
 
-impl Entry {
+impl AuditEntry {
     /// An entry without what not all entries have.
     #[must_use]
     pub fn new(by: CallerName, action: Action) -> Self {
@@ -206,7 +206,7 @@ impl AuditLog {
 
     /// The record of an entry about a decision at this time.
     #[must_use]
-    pub fn record(&self, entry: Entry, time: Timestamp) -> Output {
+    pub fn record(&self, entry: AuditEntry, time: Timestamp) -> Output {
         let entry = v1::AuditEntry {
             time: Some(to_timestamp(time)),
             by: entry.by.to_string(),
@@ -266,7 +266,7 @@ impl AuditWriter {
     ///
     /// # Errors
     /// When the topic does not exist, or there is no acknowledgement within 10 seconds.
-    pub async fn write(&self, entry: Entry, time: Timestamp) -> Result<(), NotWritten> {
+    pub async fn write(&self, entry: AuditEntry, time: Timestamp) -> Result<(), NotWritten> {
         let record = self.log.record(entry, time);
         let writing = async {
             self.check_topic().await.map_err(|error| error_chain(&error))?;
@@ -314,12 +314,12 @@ mod tests {
         let config = Config::from_yaml("{ instance: s-1, kafka: { id_prefix: staging- } }").unwrap();
         let log = AuditLog::new(&config, "scheduler");
         let by = CallerName::recorded("token:bob");
-        let entry = Entry {
+        let entry = AuditEntry {
             target: "app/sms".to_owned(),
             reason: "outage".to_owned(),
             ids: vec!["a-dlq/0/1".to_owned()],
             id: 7,
-            ..Entry::new(by, Action::PauseControl)
+            ..AuditEntry::new(by, Action::PauseControl)
         };
         let record = log.record(entry, Timestamp::from_millis(1_000));
         assert_eq!(

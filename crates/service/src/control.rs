@@ -83,7 +83,7 @@ impl Control {
         )
     }
 
-    /// What applies now. Does not block. The same [`Arc`] is returned until something changes.
+    /// The current state. Does not block. The same [`Arc`] is returned until something changes.
     #[must_use]
     pub fn snapshot(&self) -> Arc<Snapshot> {
         self.replica.state().unwrap_or_default()
@@ -130,8 +130,9 @@ impl Control {
 }
 
 impl Host {
-    /// What operators have paused or limited. The first call follows the control topic and waits until it was read to its end; `None` if the
-    /// process shuts down before that. Call it after [`Host::ensure_topics`] and before anything is started that can be paused.
+    /// The controls. The first call follows the control topic and waits until it was read to its end; `None`
+    /// if the process shuts down before that. Call it after [`Host::ensure_topics`] and before anything is
+    /// started that can be paused.
     ///
     /// # Errors
     /// When a thread or the watch of the topics cannot be started.

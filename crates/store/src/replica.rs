@@ -21,7 +21,7 @@ use redeliver_runtime::health::Part;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
-use crate::table::{Document, Problem, Table};
+use crate::table::{Document, DocumentProblem, Table};
 
 /// The time between two looks at the end of the topic.
 const POLL: Duration = Duration::from_millis(500);
@@ -59,7 +59,7 @@ pub trait State:
     }
 
     /// What is not, or not completely, used as it was written, by the key of the record.
-    fn problems(&self) -> BTreeMap<String, Problem<Self::Document>> {
+    fn problems(&self) -> BTreeMap<String, DocumentProblem<Self::Document>> {
         self.document_problems()
     }
 

@@ -13,7 +13,7 @@ use tokio::sync::Mutex;
 use tokio::task::JoinError;
 
 use crate::replica::{Replica, State, read_after};
-use crate::table::{Document, Problem};
+use crate::table::{Document, DocumentProblem};
 
 /// How long a change may take.
 const CHANGE_TIMEOUT: Duration = Duration::from_secs(10);
@@ -94,7 +94,7 @@ pub enum ChangeError<D: Document, R> {
     Revised(u64),
     /// This version would lose something of the document. Nothing was written.
     #[error("has a value that this version cannot change: it {0}")]
-    Unsupported(Problem<D>),
+    Unsupported(DocumentProblem<D>),
     /// The change is refused. Nothing was written.
     #[error("the change is refused")]
     Refused(R),
@@ -391,8 +391,8 @@ mod tests {
     #[test]
     fn unsupported_documents_are_not_changed() {
         for (value, problem) in [
-            (broken(), Problem::Unreadable(crate::table::tests::Empty)),
-            (Some(newer().encode()), Problem::Newer),
+            (broken(), DocumentProblem::Unreadable(crate::table::tests::Empty)),
+            (Some(newer().encode()), DocumentProblem::Newer),
         ] {
             let refused = decide([value], Some(3), 9);
             assert_eq!(refused, Err(ChangeError::Unsupported(problem)));

@@ -17,7 +17,7 @@ use redeliver_proto::convert::from_timestamp;
 use redeliver_proto::error::status;
 use redeliver_proto::{Message as _, v1};
 use redeliver_service::Host;
-use redeliver_service::audit::{Action, AuditLog, AuditWriter, Entry, MAX_IDS, blocking};
+use redeliver_service::audit::{Action, AuditEntry, AuditLog, AuditWriter, MAX_IDS, blocking};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tonic::{Code, Status};
 
@@ -209,7 +209,7 @@ impl Audit {
         let Some(writer) = self.writer.as_ref().filter(|_| disclosure.count > 0) else {
             return Ok(());
         };
-        let entry = Entry {
+        let entry = AuditEntry {
             target: disclosure.target,
             filter: disclosure.filter,
             count: disclosure.count,
@@ -217,7 +217,7 @@ impl Audit {
             ids: disclosure.ids,
             ranges: disclosure.ranges,
             is_masked: disclosure.is_masked,
-            ..Entry::new(viewer.name().clone(), disclosure.action)
+            ..AuditEntry::new(viewer.name().clone(), disclosure.action)
         };
         let Err(problem) = writer.write(entry, now).await else {
             return Ok(());

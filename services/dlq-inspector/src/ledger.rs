@@ -48,7 +48,7 @@ impl State {
 
 /// The state of a dead letter, and who set it, when and why.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Entry {
+pub struct LedgerEntry {
     /// The state.
     pub state: State,
     /// When it was set; `None` if unknown.
@@ -86,7 +86,7 @@ pub struct Update {
     /// The dead letter.
     pub id: LetterId,
     /// Its new entry; `None` sets it back to open.
-    pub entry: Option<Entry>,
+    pub entry: Option<LedgerEntry>,
     /// Which of two entries counts.
     pub version: Version,
 }
@@ -151,7 +151,7 @@ impl Update {
     /// If its key or value is invalid.
     pub fn read(record: &Record) -> Result<Self, InvalidEntry> {
         let (id, entry) = decode(record)?;
-        let entry = entry.map(Entry::read).transpose()?;
+        let entry = entry.map(LedgerEntry::read).transpose()?;
         let state = entry.as_ref().map_or(State::Open, |entry| entry.state);
         Ok(Self {
             id,
@@ -161,7 +161,7 @@ impl Update {
     }
 }
 
-impl Entry {
+impl LedgerEntry {
     /// Checks a value of the ledger.
     ///
     /// # Errors
@@ -224,7 +224,7 @@ mod tests {
         };
         let update = Update::read(&record("t-dlq/1/2", Some(written.encode_to_vec()))).unwrap();
         assert_eq!(update.id.to_string(), "t-dlq/1/2");
-        let expected = Entry {
+        let expected = LedgerEntry {
             state: State::Discarded,
             time: Some(Timestamp::from_millis(5)),
             by: "ann".into(),

@@ -160,7 +160,7 @@ impl Metrics {
         );
         registry.register(
             "dlq_redrives",
-            "Jobs (redrives, discards, restores) that have not ended, by state: planned, running, paused, braked (too many records came back)",
+            "Jobs (redrives, discards, restores) that have not ended, by state: planned, running, paused, auto_paused (too many records came back)",
             metrics.redrives.clone(),
         );
         registry.register(

@@ -313,7 +313,7 @@ const COLUMNS: [Column<Control>; 7] = [
     }),
 ];
 
-/// What applies or is wanted, of any kind.
+/// An effective or desired state, of any kind.
 #[derive(Clone, Debug, Default, PartialEq)]
 struct Shown {
     state: RunState,
@@ -361,7 +361,7 @@ impl From<&TierControl> for Shown {
     }
 }
 
-/// What applies.
+/// The effective state.
 fn effective(control: &Control) -> Shown {
     match &control.effective {
         Some(Effective::EffectiveApplication(app)) => app.into(),
@@ -371,7 +371,7 @@ fn effective(control: &Control) -> Shown {
     }
 }
 
-/// What is wanted.
+/// The desired state.
 fn desired(control: &Control) -> Shown {
     match &control.desired {
         Some(Desired::Application(app)) => app.into(),

@@ -177,8 +177,8 @@ pub async fn mount<I: Index>(host: &mut Host, index: I) -> anyhow::Result<()> {
         let (indexers, starting_indexers) = mpsc::channel(INDEXER_QUEUE);
         let metrics = families.of(&name, &group);
         for (app, topic) in &settings.rules.apps {
-            metrics.clear_parked(app, topic);
-            metrics.set_held_back(app, 0);
+            metrics.clear_blocked(app, topic);
+            metrics.set_rate_limited(app, 0);
             metrics.set_paused(app, 0);
         }
         let processor = Scheduler {

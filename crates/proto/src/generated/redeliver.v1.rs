@@ -5892,7 +5892,7 @@ pub struct Redrive {
     #[prost(string, tag = "29")]
     pub retry_of: ::prost::alloc::string::String,
     #[prost(string, tag = "30")]
-    pub brake: ::prost::alloc::string::String,
+    pub auto_pause_reason: ::prost::alloc::string::String,
     #[prost(message, optional, tag = "31")]
     pub waits_until: ::core::option::Option<::prost_types::Timestamp>,
     #[prost(string, tag = "32")]
@@ -6104,13 +6104,13 @@ pub struct RedriveProgress {
     #[prost(message, optional, tag = "6")]
     pub sent_at: ::core::option::Option<::prost_types::Timestamp>,
     #[prost(uint32, tag = "7")]
-    pub braked_run: u32,
+    pub auto_paused_run: u32,
     #[prost(string, tag = "8")]
-    pub brake: ::prost::alloc::string::String,
+    pub auto_pause_reason: ::prost::alloc::string::String,
     #[prost(uint32, tag = "9")]
-    pub braked_done: u32,
+    pub auto_paused_done: u32,
     #[prost(uint32, tag = "10")]
-    pub braked_returned: u32,
+    pub auto_paused_returned: u32,
     #[prost(string, tag = "11")]
     pub problem: ::prost::alloc::string::String,
     #[prost(uint32, tag = "12")]

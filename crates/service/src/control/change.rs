@@ -10,17 +10,17 @@ use super::snapshot::Snapshot;
 use super::value::{
     ApplicationControl, Desired, PipelineControl, RateLimit, Release, Run, TierControl, Value,
 };
-use crate::audit::{Action, AuditLog, Entry};
+use crate::audit::{Action, AuditEntry, AuditLog};
 use crate::identity::CallerName;
 
 /// A request to change something.
 #[derive(Clone, Debug)]
 pub struct ChangeRequest {
-    /// What to change.
+    /// The target.
     pub name: ControlName,
     /// How.
     pub change: Change,
-    /// Who wants it.
+    /// The caller.
     pub by: CallerName,
     /// Why.
     pub reason: String,
@@ -32,7 +32,7 @@ pub struct ChangeRequest {
     pub audit: AuditLog,
 }
 
-/// What to change.
+/// A change of a control.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Change {
     /// Pauses it, or lets it run.
@@ -112,7 +112,7 @@ impl redeliver_store::Change for ChangeRequest {
 }
 
 /// The entry of the audit log about a change.
-fn entry(request: &ChangeRequest, value: &Value, id: ChangeId) -> Entry {
+fn entry(request: &ChangeRequest, value: &Value, id: ChangeId) -> AuditEntry {
     let action = match request.change {
         Change::Run(Run::Paused) => Action::PauseControl,
         Change::Run(Run::Running) => Action::ResumeControl,
@@ -120,12 +120,12 @@ fn entry(request: &ChangeRequest, value: &Value, id: ChangeId) -> Entry {
         Change::Release(_) => Action::ReleaseTier,
         Change::Reset => Action::ResetControl,
     };
-    Entry {
+    AuditEntry {
         target: request.name.to_string(),
         reason: request.reason.clone(),
         details: format!("revision {}: {}", value.revision, value.desired),
         id: id.0,
-        ..Entry::new(request.by.clone(), action)
+        ..AuditEntry::new(request.by.clone(), action)
     }
 }
 

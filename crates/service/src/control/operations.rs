@@ -26,7 +26,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::change::{Change, ChangeError, ChangeRequest, RefusedChange, WantedRelease};
 use super::settings::AppSettings;
-use super::snapshot::Problem;
+use super::snapshot::ControlProblem;
 use super::value::{
     ApplicationControl, Desired, PipelineControl, RATES, RateLimit, Release, Run, TierControl, Value,
     read_rate, write_application, write_pipeline, write_tier,
@@ -355,7 +355,7 @@ impl Controls {
         let (value, problem) = (snapshot.get(name), snapshot.problem(name));
         let desired = value.map_or_else(|| Desired::default_of(name), |value| value.desired.clone());
         // What cannot be read is not known to be as the configuration says.
-        let is_unreadable = matches!(problem, Some(Problem::Unreadable(_)));
+        let is_unreadable = matches!(problem, Some(ControlProblem::Unreadable(_)));
         v1::Control {
             name: name.to_string(),
             revision: value.map_or(0, |value| value.revision),

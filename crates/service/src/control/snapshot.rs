@@ -16,7 +16,7 @@ use super::value::{
 pub struct Snapshot(Table<Value>);
 
 /// Why a value is not applied.
-pub type Problem = redeliver_store::Problem<Value>;
+pub type ControlProblem = redeliver_store::DocumentProblem<Value>;
 
 /// What applies to the workers of a pipeline.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -251,7 +251,7 @@ pub(super) mod tests {
                     "{problem}"
                 );
                 assert_eq!(snapshot.applications().collect::<Vec<_>>(), [("sms", FAIL_SAFE)]);
-                assert_eq!(snapshot.problem(&name), Some(Problem::Unreadable(problem)));
+                assert_eq!(snapshot.problem(&name), Some(ControlProblem::Unreadable(problem)));
                 assert_eq!(snapshot.get(&name), None);
             }
         }

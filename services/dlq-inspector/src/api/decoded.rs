@@ -17,7 +17,7 @@ const MASKED_PROBLEM: &str = "the value cannot be decoded";
 
 /// Why there is no decoded value.
 #[derive(Debug, thiserror::Error)]
-enum Problem {
+enum NotDecoded {
     #[error(transparent)]
     Value(DecodeError),
     #[error("other values take long to decode; retry later")]
@@ -66,7 +66,7 @@ impl Api {
         // How large the value is, or how it is nested, tells something of what is masked in it.
         let is_masked = viewer.mask(&value.topic).has_fields();
         match self.decoded_json(schema, framed.payload).await? {
-            Err(Problem::Value(_)) if is_masked => MASKED_PROBLEM.clone_into(&mut decoded.problem),
+            Err(NotDecoded::Value(_)) if is_masked => MASKED_PROBLEM.clone_into(&mut decoded.problem),
             Err(problem) => decoded.problem = problem.to_string(),
             Ok(DecodedJson { name, text }) => {
                 decoded.name = name;
@@ -94,13 +94,13 @@ impl Api {
         &self,
         schema: Arc<Schema>,
         payload: Bytes,
-    ) -> Result<Result<DecodedJson, Problem>, Status> {
+    ) -> Result<Result<DecodedJson, NotDecoded>, Status> {
         let decoded = self.decoding.run(move || schema.decode(&payload)).await;
         match decoded {
-            Ok(decoded) => Ok(decoded.map_err(Problem::Value)),
-            Err(NoResult::Busy) => Ok(Err(Problem::Busy)),
+            Ok(decoded) => Ok(decoded.map_err(NotDecoded::Value)),
+            Err(NoResult::Busy) => Ok(Err(NotDecoded::Busy)),
             // A decoder that panics on a value is no reason to fail.
-            Err(NoResult::Panicked) => Ok(Err(Problem::Failed)),
+            Err(NoResult::Panicked) => Ok(Err(NotDecoded::Failed)),
             Err(NoResult::ShuttingDown) => Err(shutting_down()),
         }
     }

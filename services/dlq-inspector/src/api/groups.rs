@@ -18,7 +18,7 @@ use crate::access::Viewer;
 use crate::completeness::MAX_AGE;
 use crate::filter::{Comparison, Expr, NumberField, NumberTest, Restriction};
 use crate::fingerprint::{self, GroupId, InvalidGroupId};
-use crate::group_states::contents::Problem;
+use crate::group_states::contents::GroupProblem;
 use crate::group_states::value::Value;
 use crate::group_states::{Decided, GroupState, GroupStates, TOPIC};
 use crate::index::{self, Cursor, GroupOrder, GroupPage, GroupQuery, IndexedGroup};
@@ -265,7 +265,7 @@ pub(super) fn message(
     group: IndexedGroup,
     are_states_known: bool,
     value: Option<&Value>,
-    problem: Option<Problem>,
+    problem: Option<GroupProblem>,
 ) -> v1::Group {
     let topics = group.topics.into_iter();
     let group = v1::Group {
@@ -291,7 +291,7 @@ pub(super) fn message(
 }
 
 /// A group with its state and note.
-fn with_value(group: v1::Group, value: Option<&Value>, problem: Option<Problem>) -> v1::Group {
+fn with_value(group: v1::Group, value: Option<&Value>, problem: Option<GroupProblem>) -> v1::Group {
     let decision = value.and_then(|value| value.decision.as_ref());
     let note = value.and_then(|value| value.note.as_ref());
     let muted_until = decision.and_then(|decision| match decision.decided {

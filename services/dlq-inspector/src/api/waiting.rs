@@ -28,11 +28,11 @@ use super::{Api, ResponseStream, bounded, shutting_down};
 use crate::access::Viewer;
 use crate::metrics::Metrics;
 use crate::waiting::counts::Counts;
-use crate::waiting::life::{Event, Outcome, Step};
 use crate::waiting::limit::QUEUE_TIMEOUT;
 use crate::waiting::page::Row;
 use crate::waiting::scans::{OnProgress, TIMEOUT, TraceError, Traced};
 use crate::waiting::tally::{Filter, Found};
+use crate::waiting::timeline::{Event, Outcome, Step};
 
 /// The time between two messages about the progress of a scan.
 const PROGRESS: Duration = Duration::from_millis(200);
@@ -553,7 +553,7 @@ fn record_message(row: &Row, pipeline: &Pipeline) -> v1::WaitingRecord {
 }
 
 fn trace_message(traced: Traced) -> v1::PipelineTrace {
-    let outcome = match traced.life.outcome {
+    let outcome = match traced.timeline.outcome {
         Outcome::New => v1::TraceOutcome::New,
         Outcome::Waits => v1::TraceOutcome::Waits,
         Outcome::Due => v1::TraceOutcome::Due,
@@ -567,11 +567,11 @@ fn trace_message(traced: Traced) -> v1::PipelineTrace {
         pipeline: traced.pipeline.to_string(),
         origin: Some(position_message(&traced.origin)),
         origin_timestamp: traced.origin_timestamp.and_then(time_of_record),
-        steps: traced.life.steps.into_iter().map(step_message).collect(),
+        steps: traced.timeline.steps.into_iter().map(step_message).collect(),
         truncated: traced.is_truncated,
         outcome: outcome.into(),
-        next_due: traced.life.next_due.and_then(time_of_record),
-        gaps: traced.life.gaps,
+        next_due: traced.timeline.next_due.and_then(time_of_record),
+        gaps: traced.timeline.gaps,
         searched_since: traced.since.and_then(time_of_record),
     }
 }
@@ -630,7 +630,7 @@ fn step_message(
             .or(decision.time)
             .and_then(time_of_record),
         position: Some(position_message(&copy.position)),
-        place: copy.spot.to_string(),
+        place: copy.location.to_string(),
         attempts: facts.attempts.unwrap_or(0),
         error_class: text(facts.class),
         error_code: text(facts.code),

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use redeliver_core::Timestamp;
-use redeliver_service::audit::{Action, AuditLog, Entry};
+use redeliver_service::audit::{Action, AuditEntry, AuditLog};
 use redeliver_service::identity::CallerName;
 use redeliver_store::{ChangeId, Decision as StoreDecision, Document as _};
 
@@ -117,7 +117,7 @@ impl redeliver_store::Change for ChangeRequest {
 }
 
 /// The entry of the audit log about a change. Notes may be long, and can be read where they are.
-fn entry(request: &ChangeRequest, value: &Value, id: ChangeId) -> Entry {
+fn entry(request: &ChangeRequest, value: &Value, id: ChangeId) -> AuditEntry {
     let (action, what) = match request.change {
         Change::Decide(Decided::Resolved) => (Action::ResolveGroup, "resolved".to_owned()),
         Change::Decide(Decided::Muted(None)) => (Action::MuteGroup, "muted".to_owned()),
@@ -125,12 +125,12 @@ fn entry(request: &ChangeRequest, value: &Value, id: ChangeId) -> Entry {
         Change::Decide(Decided::Open) => (Action::ReopenGroup, "open".to_owned()),
         Change::Annotate(_) => (Action::AnnotateGroup, "another note".to_owned()),
     };
-    Entry {
+    AuditEntry {
         target: request.group.to_string(),
         reason: request.reason.clone(),
         details: format!("revision {}: {what}", value.revision),
         id: id.0,
-        ..Entry::new(request.by.clone(), action)
+        ..AuditEntry::new(request.by.clone(), action)
     }
 }
 

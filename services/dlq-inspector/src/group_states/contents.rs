@@ -14,7 +14,7 @@ use crate::fingerprint::GroupId;
 pub struct GroupStates(Table<Value>);
 
 /// Why a value is not, or not completely, shown as it was written.
-pub type Problem = redeliver_store::Problem<Value>;
+pub type GroupProblem = redeliver_store::DocumentProblem<Value>;
 
 impl Deref for GroupStates {
     type Target = Table<Value>;

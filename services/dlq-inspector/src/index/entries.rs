@@ -3,7 +3,7 @@
 use redeliver_core::Timestamp;
 use rusqlite::{CachedStatement, Connection, OptionalExtension as _, params};
 
-use crate::ledger::{self, Entry, State, Version};
+use crate::ledger::{self, LedgerEntry, State, Version};
 use crate::letter::ContentHash;
 
 pub(super) const CREATE: &str = "
@@ -56,10 +56,10 @@ impl<'c> Entries<'c> {
         place: Place,
         content: &ContentHash,
         dead_at: i64,
-    ) -> rusqlite::Result<Option<Entry>> {
+    ) -> rusqlite::Result<Option<LedgerEntry>> {
         let key = (place.topic_id, place.partition, place.offset);
         let read = |row: &rusqlite::Row<'_>| {
-            let entry = Entry {
+            let entry = LedgerEntry {
                 state: State::from_number(row.get("state")?).unwrap_or_default(),
                 time: row.get::<_, Option<i64>>("time")?.map(Timestamp::from_millis),
                 by: row.get("who")?,
@@ -91,13 +91,13 @@ impl<'c> Entries<'c> {
     pub(super) fn put(
         &mut self,
         place: Place,
-        entry: Option<&Entry>,
+        entry: Option<&LedgerEntry>,
         new: Version,
     ) -> rusqlite::Result<bool> {
         if self.version(place)?.is_some_and(|known| !new.is_after(&known)) {
             return Ok(false);
         }
-        let none = Entry::default();
+        let none = LedgerEntry::default();
         let (state, entry) = entry.map_or((0, &none), |entry| (entry.state as i64, entry));
         self.put.execute(params![
             place.topic_id,
@@ -124,7 +124,7 @@ pub(super) fn remove(connection: &Connection, place: Place) -> rusqlite::Result<
     Ok(())
 }
 
-fn applies(entry: &Entry, written: Option<Timestamp>, content: &ContentHash, dead_at: i64) -> bool {
+fn applies(entry: &LedgerEntry, written: Option<Timestamp>, content: &ContentHash, dead_at: i64) -> bool {
     let letter = (content, Some(Timestamp::from_millis(dead_at)));
     ledger::applies((entry.content.as_ref(), written), letter)
 }

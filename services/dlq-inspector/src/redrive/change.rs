@@ -6,13 +6,13 @@ use bytes::Bytes;
 use redeliver_core::Timestamp;
 use redeliver_proto::convert::to_timestamp;
 use redeliver_proto::{Message as _, v1};
-use redeliver_service::audit::{Action, AuditLog, Entry as AuditEntry, MAX_IDS};
+use redeliver_service::audit::{Action, AuditEntry, AuditLog, MAX_IDS};
 use redeliver_service::identity::CallerName;
 use redeliver_store::{ChangeId, Decision};
 
 use super::edit::Edit;
 use super::job::{self, Item, Job, Wanted};
-use super::jobs::{Entry, Jobs, job_key, plan_key};
+use super::jobs::{JobEntry, Jobs, job_key, plan_key};
 pub use super::refusal::RefusedChange;
 use super::room::{self, New};
 
@@ -236,7 +236,7 @@ fn new_id(now: Timestamp, id: ChangeId) -> String {
 }
 
 /// What follows from a change; `None` if it has no effect.
-fn next(job: &Job, entry: &Entry, change: JobChange) -> Result<Option<v1::RedriveRecord>, RefusedChange> {
+fn next(job: &Job, entry: &JobEntry, change: JobChange) -> Result<Option<v1::RedriveRecord>, RefusedChange> {
     use v1::RedriveState::{Cancelled, Paused, Planned, Running};
     let progress = entry.progress();
     let state = job::state(job, &progress);
@@ -252,7 +252,7 @@ fn next(job: &Job, entry: &Entry, change: JobChange) -> Result<Option<v1::Redriv
             return Ok(None);
         }
         (JobChange::Pause, Running) => (Wanted::Paused, false),
-        // The brake has paused it. Now it stays paused, even if its rate is changed.
+        // It was auto-paused. Now it stays paused, even if its rate is changed.
         (JobChange::Pause, Paused) if job.wanted == Wanted::Running => (Wanted::Paused, false),
         (JobChange::Pause, Paused) | (JobChange::Resume, Running) | (JobChange::Cancel, Cancelled) => {
             return Ok(None);

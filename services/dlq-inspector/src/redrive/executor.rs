@@ -19,7 +19,7 @@ use redeliver_service::audit::AuditLog;
 use tracing::{Span, info_span};
 
 use super::job::{self, Job, Outcome, Progress, Skip};
-use super::jobs::{Entry, Jobs};
+use super::jobs::{JobEntry, Jobs};
 use super::pace::{self, Memory, Next, Take};
 use super::removal::{self, Removals};
 use super::source::{Answer, Request};
@@ -445,7 +445,7 @@ fn count(step: &Step) -> u32 {
 struct Turn {
     id: String,
     job: Box<Job>,
-    entry: Arc<Entry>,
+    entry: Arc<JobEntry>,
     /// What to try; `None`: count what has come back.
     take: Option<Take>,
 }
@@ -487,7 +487,7 @@ fn next_turn(
         let turn = Turn {
             id: id.to_owned(),
             job: Box::new(job),
-            entry: Arc::<Entry>::clone(entry),
+            entry: Arc::<JobEntry>::clone(entry),
             take,
         };
         return (Some(turn), None);
@@ -670,8 +670,8 @@ impl Processor for Executor {
         let memory = self.memory.entry(id.clone()).or_default();
         memory.succeeded();
         memory.not_before = pace::not_before(&step.job, taken, now);
-        if let Some(brake) = &step.brake {
-            tracing::warn!(id, brake, "redrive auto-paused");
+        if let Some(reason) = &step.auto_pause {
+            tracing::warn!(id, reason, "redrive auto-paused");
         }
         let (before, after) = (&step.before, &written.progress);
         for (outcome, count) in [

@@ -278,9 +278,9 @@ impl Job {
         self.spec().start_at.as_ref().and_then(from_timestamp)
     }
 
-    /// Whether the brake can act. Without it, a job does not depend on what comes back.
+    /// Whether it can be auto-paused. Otherwise, a job does not depend on what comes back.
     #[must_use]
-    pub fn has_brake(&self) -> bool {
+    pub fn has_auto_pause(&self) -> bool {
         self.kind == Kind::Redrive && self.spec().max_returned_share < 1.0
     }
 
@@ -356,12 +356,12 @@ pub struct Progress {
     pub sent_at: Option<Timestamp>,
     /// `done` when the records that had come back were counted last, and all of them were known.
     pub observed: u32,
-    /// The run that the brake has paused; 0: none.
-    pub braked_run: u32,
+    /// The run that was auto-paused; 0: none.
+    pub auto_paused_run: u32,
     /// Why.
-    pub brake: String,
-    /// `done` and `returned` when the brake acted last.
-    pub braked_at: (u32, u32),
+    pub auto_pause_reason: String,
+    /// `done` and `returned` at the last auto-pause.
+    pub auto_paused_at: (u32, u32),
     /// Why the last attempt did nothing; empty if it did something. The executor tries again.
     pub problem: String,
 }
@@ -394,9 +394,9 @@ impl Progress {
             returned: record.returned,
             sent_at: record.sent_at.as_ref().and_then(from_timestamp),
             observed: record.observed,
-            braked_run: record.braked_run,
-            brake: record.brake,
-            braked_at: (record.braked_done, record.braked_returned),
+            auto_paused_run: record.auto_paused_run,
+            auto_pause_reason: record.auto_pause_reason,
+            auto_paused_at: (record.auto_paused_done, record.auto_paused_returned),
             problem: record.problem,
         })
     }
@@ -412,10 +412,10 @@ impl Progress {
             returned: self.returned,
             sent_at: self.sent_at.map(redeliver_proto::convert::to_timestamp),
             observed: self.observed,
-            braked_run: self.braked_run,
-            brake: self.brake.clone(),
-            braked_done: self.braked_at.0,
-            braked_returned: self.braked_at.1,
+            auto_paused_run: self.auto_paused_run,
+            auto_pause_reason: self.auto_pause_reason.clone(),
+            auto_paused_done: self.auto_paused_at.0,
+            auto_paused_returned: self.auto_paused_at.1,
             problem: self.problem.clone(),
         }
     }
@@ -444,15 +444,15 @@ pub fn state(job: &Job, progress: &Progress) -> v1::RedriveState {
         };
     }
     match job.wanted {
-        Wanted::Running if is_braked(job, progress) => v1::RedriveState::Paused,
+        Wanted::Running if is_auto_paused(job, progress) => v1::RedriveState::Paused,
         wanted => wanted.to_wire(),
     }
 }
 
-/// Whether the brake has paused the current run of a job.
+/// Whether the current run of a job was auto-paused.
 #[must_use]
-pub fn is_braked(job: &Job, progress: &Progress) -> bool {
-    progress.braked_run != 0 && progress.braked_run == job.record.run
+pub fn is_auto_paused(job: &Job, progress: &Progress) -> bool {
+    progress.auto_paused_run != 0 && progress.auto_paused_run == job.record.run
 }
 
 /// Whether nothing will happen to a job in this state any more.
@@ -628,15 +628,15 @@ pub(crate) mod tests {
         for wanted in [Wanted::Running, Wanted::Paused, Wanted::Cancelled] {
             assert_eq!(state(&job(2, wanted), &ended), wanted.to_wire());
         }
-        let braked = Progress {
-            braked_run: 1,
+        let paused = Progress {
+            auto_paused_run: 1,
             ..progress(&[done])
         };
         let mut job = job(2, Wanted::Running);
-        assert_eq!(state(&job, &braked), v1::RedriveState::Paused);
+        assert_eq!(state(&job, &paused), v1::RedriveState::Paused);
         // It was resumed.
         job.record.run = 2;
-        assert_eq!(state(&job, &braked), v1::RedriveState::Running);
+        assert_eq!(state(&job, &paused), v1::RedriveState::Running);
     }
 
     #[test]

@@ -19,12 +19,12 @@ use super::outcomes::{Outcomes, outcomes_key};
 pub struct Jobs {
     table: Table<Job>,
     /// Those that can be read, and what else is known of a job.
-    entries: BTreeMap<String, Arc<Entry>>,
+    entries: BTreeMap<String, Arc<JobEntry>>,
 }
 
 /// What is known of a job. The encoded values take less memory than the decoded ones.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Entry {
+pub struct JobEntry {
     job: Option<Arc<Job>>,
     progress: Option<Bytes>,
     plan: BTreeMap<u32, Bytes>,
@@ -32,7 +32,7 @@ pub struct Entry {
 }
 
 /// Why a value is not, or only partially, applied.
-pub type Problem = redeliver_store::Problem<Job>;
+pub type JobProblem = redeliver_store::DocumentProblem<Job>;
 
 /// What a key names beside the job.
 enum Part {
@@ -82,12 +82,12 @@ pub fn plan_key(id: &str, chunk: u32) -> String {
 impl Jobs {
     /// What is known of a job; `None` if it does not exist or cannot be read.
     #[must_use]
-    pub fn get(&self, id: &str) -> Option<&Arc<Entry>> {
+    pub fn get(&self, id: &str) -> Option<&Arc<JobEntry>> {
         self.entries.get(id).filter(|entry| entry.job.is_some())
     }
 
     /// All jobs that can be read, oldest first.
-    pub fn iter(&self) -> impl DoubleEndedIterator<Item = (&str, &Arc<Entry>, Job)> {
+    pub fn iter(&self) -> impl DoubleEndedIterator<Item = (&str, &Arc<JobEntry>, Job)> {
         let entries = self.entries.iter();
         entries.filter_map(|(id, entry)| Some((id.as_str(), entry, entry.job()?)))
     }
@@ -133,16 +133,16 @@ impl Jobs {
     }
 
     /// An entry without anything is removed.
-    fn update(&mut self, id: &str, update: impl FnOnce(&mut Entry)) {
+    fn update(&mut self, id: &str, update: impl FnOnce(&mut JobEntry)) {
         let entry = Arc::make_mut(self.entries.entry(id.to_owned()).or_default());
         update(entry);
-        if *entry == Entry::default() {
+        if *entry == JobEntry::default() {
             self.entries.remove(id);
         }
     }
 }
 
-impl Entry {
+impl JobEntry {
     /// The job; `None` if it cannot be read.
     #[must_use]
     pub fn job(&self) -> Option<Job> {
@@ -333,10 +333,10 @@ impl State for Jobs {
         });
     }
 
-    fn problems(&self) -> BTreeMap<String, Problem> {
+    fn problems(&self) -> BTreeMap<String, JobProblem> {
         let mut problems = self.document_problems();
         let stuck = self.entries.iter().filter(|(_, entry)| entry.is_stuck());
-        let malformed = Problem::Unreadable(InvalidValue::Malformed);
+        let malformed = JobProblem::Unreadable(InvalidValue::Malformed);
         problems.extend(stuck.map(|(id, _)| (progress_key(id), malformed.clone())));
         problems
     }
@@ -516,9 +516,9 @@ pub(crate) mod tests {
             next: 2,
             ..v1::RedriveProgress::default()
         };
-        let broken = Entry {
+        let broken = JobEntry {
             progress: Some(progress.encode_to_vec().into()),
-            ..Entry::default()
+            ..JobEntry::default()
         };
         assert!(!broken.is_progress_known());
     }

@@ -146,7 +146,7 @@ impl LedgerStates {
 mod tests {
     use super::super::job::tests::item;
     use super::*;
-    use crate::ledger::Entry as LedgerEntry;
+    use crate::ledger::LedgerEntry;
 
     fn update(offset: i64, state: Option<State>, content: Option<ContentHash>, version: Version) -> Update {
         Update {

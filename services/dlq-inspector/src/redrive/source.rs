@@ -20,10 +20,10 @@ use tokio_util::sync::CancellationToken;
 
 use super::edit::Edit;
 use super::job::{CHUNK, Item, Job, Kind, Progress};
-use super::jobs::{Entry, Jobs};
+use super::jobs::{JobEntry, Jobs};
 use super::ledger_states::{LedgerStates, Removed};
 use super::omitted;
-use super::pace::{self, Take, brake};
+use super::pace::{self, Take, auto_pause};
 use super::record::{Candidate, Destinations};
 use super::step::{Context, Prepared, Presence, Step, Tried};
 use crate::completeness::MAX_AGE;
@@ -62,7 +62,7 @@ pub(crate) enum Request {
     /// What becomes of these items of a job, which are the next ones.
     Try {
         job: Box<Job>,
-        entry: Arc<Entry>,
+        entry: Arc<JobEntry>,
         take: Take,
         /// Whether the last step of the job could not be written, so that what is known of its destinations may be outdated.
         again: bool,
@@ -72,7 +72,7 @@ pub(crate) enum Request {
     /// Read what a step with these items will need. Has no answer.
     ReadAhead {
         job: Box<Job>,
-        entry: Arc<Entry>,
+        entry: Arc<JobEntry>,
         items: Range<u32>,
         /// See `Try`.
         denied: Vec<Arc<str>>,
@@ -80,7 +80,7 @@ pub(crate) enum Request {
     /// Which entries of the ledger are to be removed, at most this many.
     FindGone { limit: usize },
     /// How many records of a job have come back.
-    Observe { job: Box<Job>, entry: Arc<Entry> },
+    Observe { job: Box<Job>, entry: Arc<JobEntry> },
 }
 
 /// What it gets.
@@ -98,9 +98,9 @@ pub(crate) enum Answer {
     Failed(String),
 }
 
-/// A problem of a request.
+/// Why a step cannot be decided.
 #[derive(Debug, thiserror::Error)]
-enum Problem {
+enum StepError {
     #[error("reading Kafka")]
     Kafka(#[from] ReadError),
     #[error("reading the index")]
@@ -308,7 +308,7 @@ impl Source {
         Ok(())
     }
 
-    fn answer(&self, known: &mut Known, request: Request) -> Result<Option<Answer>, Problem> {
+    fn answer(&self, known: &mut Known, request: Request) -> Result<Option<Answer>, StepError> {
         match request {
             Request::Load => {
                 (known.ledger, known.ahead) = (None, None);
@@ -371,8 +371,8 @@ impl Source {
     }
 
     /// Reads what the ledger has got since, or all of it if it was created again: what the previous topic had says nothing about what this one has.
-    fn read_on<'k>(&self, known: &'k mut Known) -> Result<&'k mut Ledger, Problem> {
-        let ledger = known.ledger.as_mut().ok_or(Problem::NotLoaded)?;
+    fn read_on<'k>(&self, known: &'k mut Known) -> Result<&'k mut Ledger, StepError> {
+        let ledger = known.ledger.as_mut().ok_or(StepError::NotLoaded)?;
         // An id that was unknown can be that of another topic.
         let id = known.ledger_ids.ask(ledger.reader.topics(), Instant::now());
         if id.is_some() && ledger.id != id {
@@ -391,7 +391,7 @@ impl Source {
     }
 
     /// The entries to remove.
-    fn gone(&self, known: &mut Known, limit: usize) -> Result<Vec<Removed>, Problem> {
+    fn gone(&self, known: &mut Known, limit: usize) -> Result<Vec<Removed>, StepError> {
         let Some(hold) = self.remove_after else {
             return Ok(Vec::new());
         };
@@ -403,13 +403,13 @@ impl Source {
     }
 
     /// Decides what becomes of the next items of a job, or of fewer if they are large.
-    fn step(&self, known: &mut Known, job: Job, entry: &Entry, take: Take) -> Result<Step, Problem> {
+    fn step(&self, known: &mut Known, job: Job, entry: &JobEntry, take: Take) -> Result<Step, StepError> {
         let before = entry.progress();
         let now = self.clock.now();
         let returned = self.returned(known, &job, &before, now)?;
         let Take { items, max_done } = take;
         let mut step = counted(job, entry, before, returned, now);
-        if step.brake.is_some() {
+        if step.auto_pause.is_some() {
             return Ok(step);
         }
         let prepared = match known.take_ahead(&step.job.spec().id, &items) {
@@ -422,12 +422,12 @@ impl Source {
     }
 
     /// Counts what has come back by the end of an observation, once none of the records waits any more, and the index has all of it.
-    fn observe(&self, known: &mut Known, job: Job, entry: &Entry) -> Result<Option<Answer>, Problem> {
+    fn observe(&self, known: &mut Known, job: Job, entry: &JobEntry) -> Result<Option<Answer>, StepError> {
         let before = entry.progress();
         let now = self.clock.now();
         let end = pace::observed_at(&job, &before).unwrap_or(now);
         known.counted = None;
-        let settled = if job.has_brake() {
+        let settled = if job.has_auto_pause() {
             self.settled_at(known, &job, entry, before.done)
         } else {
             Ok(end)
@@ -435,8 +435,10 @@ impl Source {
         let at = settled.as_ref().map_or(end, |settled| end.max(*settled));
         let returned = match self.count(&job, at, now) {
             // The index is always some seconds old.
-            Err(Problem::Incomplete(None)) if now.since(at) <= MAX_AGE => return Ok(Some(Answer::NotKnown)),
-            Err(Problem::Incomplete(_)) if !job.has_brake() => None,
+            Err(StepError::Incomplete(None)) if now.since(at) <= MAX_AGE => {
+                return Ok(Some(Answer::NotKnown));
+            }
+            Err(StepError::Incomplete(_)) if !job.has_auto_pause() => None,
             returned => Some(returned?),
         };
         let gives_up = pace::gives_up_at(&job, &before).is_some_and(|at| at <= now);
@@ -444,7 +446,7 @@ impl Source {
         let mut step = counted(job, entry, before, returned, now);
         step.is_observation = true;
         // If enough of them have come back, the others do not matter.
-        if let (Err(problem), None) = (settled, &step.brake) {
+        if let (Err(problem), None) = (settled, &step.auto_pause) {
             if !gives_up {
                 return Err(problem);
             }
@@ -458,9 +460,9 @@ impl Source {
         &self,
         known: &mut Known,
         job: &Job,
-        entry: &Entry,
+        entry: &JobEntry,
         done: u32,
-    ) -> Result<Timestamp, Problem> {
+    ) -> Result<Timestamp, StepError> {
         let id = &job.spec().id;
         if let Some((of, at)) = known.settled.get(id)
             && *of == done
@@ -470,7 +472,7 @@ impl Source {
         let now = self.clock.now();
         let waiting = self.scans.redriven(job, &entry.written(), READ_TIMEOUT)?;
         if waiting > 0 {
-            return Err(Problem::Waiting(waiting));
+            return Err(StepError::Waiting(waiting));
         }
         known.settled.insert(id.clone(), (done, now));
         Ok(now)
@@ -481,12 +483,12 @@ impl Source {
         &self,
         known: &mut Known,
         job: &Job,
-        entry: &Entry,
+        entry: &JobEntry,
         items: Range<u32>,
         now: Timestamp,
-    ) -> Result<Vec<Prepared>, Problem> {
+    ) -> Result<Vec<Prepared>, StepError> {
         let edit = edit_of(job, entry)?;
-        let items = entry.items_in(items).ok_or(Problem::Plan)?;
+        let items = entry.items_in(items).ok_or(StepError::Plan)?;
         let (mut found, mut originals) = (items.iter().map(|_| None).collect(), HashMap::new());
         let needs_time = |item: &Item| {
             let ledger = known.ledger.as_ref();
@@ -530,7 +532,7 @@ impl Source {
     }
 
     /// Decides with the ledger, after everything that takes time, so that the decision is as late as it can be.
-    fn tried(&self, known: &mut Known, kind: Kind, prepared: Vec<Prepared>) -> Result<Vec<Tried>, Problem> {
+    fn tried(&self, known: &mut Known, kind: Kind, prepared: Vec<Prepared>) -> Result<Vec<Tried>, StepError> {
         let ledger = self.read_on(known)?;
         let states = &ledger.states;
         let tried = prepared
@@ -627,7 +629,7 @@ impl Source {
         job: &Job,
         before: &Progress,
         now: Timestamp,
-    ) -> Result<Option<u32>, Problem> {
+    ) -> Result<Option<u32>, StepError> {
         if job.kind != Kind::Redrive || before.done == 0 {
             return Ok(None);
         }
@@ -641,8 +643,8 @@ impl Source {
         let max_age = i64::try_from(MAX_AGE.as_millis()).unwrap_or(i64::MAX);
         let recent = Timestamp::from_millis(now.as_millis().saturating_sub(max_age));
         let count = match self.count(job, recent, now) {
-            // There is no brake.
-            Err(Problem::Incomplete(_)) if !job.has_brake() => return Ok(None),
+            // There is no auto-pause.
+            Err(StepError::Incomplete(_)) if !job.has_auto_pause() => return Ok(None),
             count => count?,
         };
         known.counted = Some((id.clone(), count, Instant::now()));
@@ -650,7 +652,7 @@ impl Source {
     }
 
     /// How many records of a job have come back, at least those that had at a time.
-    fn count(&self, job: &Job, at: Timestamp, now: Timestamp) -> Result<u32, Problem> {
+    fn count(&self, job: &Job, at: Timestamp, now: Timestamp) -> Result<u32, StepError> {
         let id = &job.spec().id;
         let topics = returning_to(job.spec(), &self.destinations);
         let completeness = self.shared.completeness();
@@ -658,13 +660,13 @@ impl Source {
             .pool
             .read_blocking(|connection| count_returned(connection, id, &topics, now))?;
         let completeness = completeness.and(&self.shared.completeness());
-        completeness.check(&topics, at).map_err(Problem::Incomplete)?;
+        completeness.check(&topics, at).map_err(StepError::Incomplete)?;
         Ok(count)
     }
 }
 
 /// A step without items, with what has come back.
-fn counted(job: Job, entry: &Entry, before: Progress, returned: Option<u32>, now: Timestamp) -> Step {
+fn counted(job: Job, entry: &JobEntry, before: Progress, returned: Option<u32>, now: Timestamp) -> Step {
     let counted = Progress {
         returned: returned.unwrap_or(before.returned),
         ..before.clone()
@@ -672,7 +674,7 @@ fn counted(job: Job, entry: &Entry, before: Progress, returned: Option<u32>, now
     Step {
         outcomes: entry.outcomes(before.next / CHUNK),
         tried: Vec::new(),
-        brake: brake(&job, &counted),
+        auto_pause: auto_pause(&job, &counted),
         problem: String::new(),
         returned,
         is_observation: false,
@@ -683,12 +685,12 @@ fn counted(job: Job, entry: &Entry, before: Progress, returned: Option<u32>, now
 }
 
 /// The edit of a job that has one. A dead letter that is to be edited is never redriven as it is.
-fn edit_of(job: &Job, entry: &Entry) -> Result<Option<Edit>, Problem> {
+fn edit_of(job: &Job, entry: &JobEntry) -> Result<Option<Edit>, StepError> {
     if !job.is_edit() {
         return Ok(None);
     }
-    let edit = entry.edit().map_err(|_| Problem::Plan)?;
-    edit.map(Some).ok_or(Problem::Plan)
+    let edit = entry.edit().map_err(|_| StepError::Plan)?;
+    edit.map(Some).ok_or(StepError::Plan)
 }
 
 fn boxed(step: Step) -> Option<Answer> {

@@ -6,7 +6,7 @@ use redeliver_core::failure::bounded_text;
 use redeliver_core::{Headers, Output, Record, Timestamp, mutant};
 use redeliver_proto::convert::to_timestamp;
 use redeliver_proto::{Message as _, v1};
-use redeliver_service::audit::{Action, AuditLog, Entry as AuditEntry, MAX_IDS};
+use redeliver_service::audit::{Action, AuditEntry, AuditLog, MAX_IDS};
 
 use super::edit::Edit;
 use super::job::{Item, Job, Kind, Outcome, Progress, Skip};
@@ -156,8 +156,8 @@ pub struct Step {
     pub returned: Option<u32>,
     /// Whether all were known that had come back by the end of the observation.
     pub is_observation: bool,
-    /// Why the brake pauses the job.
-    pub brake: Option<String>,
+    /// Why the job is auto-paused.
+    pub auto_pause: Option<String>,
     /// Why nothing was tried; empty if nothing is wrong.
     pub problem: String,
     /// When it was decided.
@@ -188,7 +188,7 @@ impl Step {
             tried: Vec::new(),
             returned: None,
             is_observation: false,
-            brake: None,
+            auto_pause: None,
             problem: bounded_text(problem, MAX_PROBLEM),
             now,
         }
@@ -198,7 +198,7 @@ impl Step {
     /// waits again if everything was tried, because it does not end before it is known.
     pub fn give_up_waiting(&mut self, reason: String) {
         self.is_observation = self.before.next < self.job.spec().total;
-        self.brake = Some(reason);
+        self.auto_pause = Some(reason);
     }
 
     /// Ends the step with the last of this many items that are done.
@@ -252,10 +252,10 @@ impl Step {
         if self.is_observation {
             progress.observed = progress.done;
         }
-        if let Some(brake) = &self.brake {
-            progress.braked_run = self.job.record.run;
-            progress.brake.clone_from(brake);
-            progress.braked_at = (progress.done, progress.returned);
+        if let Some(reason) = &self.auto_pause {
+            progress.auto_paused_run = self.job.record.run;
+            progress.auto_pause_reason.clone_from(reason);
+            progress.auto_paused_at = (progress.done, progress.returned);
         }
         let id = &self.job.spec().id;
         outputs.push(Output {
@@ -698,7 +698,7 @@ mod tests {
             step.give_up_waiting("3 wait".to_owned());
             let progress = step.written(&"redrives".into(), &audit).progress;
             assert_eq!(job::state(&step.job, &progress), v1::RedriveState::Paused);
-            assert_eq!(progress.brake, "3 wait");
+            assert_eq!(progress.auto_pause_reason, "3 wait");
             // It is resumed.
             step.job.record.run += 1;
             let next = match pace::next(&step.job, &progress, pace::Memory::default(), NOW) {
@@ -711,7 +711,7 @@ mod tests {
     }
 
     #[test]
-    fn a_brake_is_of_one_run() {
+    fn auto_pause_is_of_one_run() {
         let before = Progress {
             next: 10,
             done: 10,
@@ -720,14 +720,14 @@ mod tests {
         let step = Step {
             returned: Some(5),
             is_observation: true,
-            brake: Some("too many".to_owned()),
+            auto_pause: Some("too many".to_owned()),
             ..Step::of_problem(job(500, Wanted::Running), before, "", NOW)
         };
         let audit = AuditLog::new(&Config::default(), "dlq-inspector");
         let written = step.written(&"redrives".into(), &audit);
         assert_eq!((written.outputs.len(), written.report.chunks(&[])), (1, vec![]));
         assert_eq!(
-            (written.progress.braked_run, written.progress.braked_at),
+            (written.progress.auto_paused_run, written.progress.auto_paused_at),
             (1, (10, 5))
         );
         assert_eq!((written.progress.sent_at, written.progress.observed), (None, 10));

@@ -6,7 +6,7 @@ use redeliver_core::failure::{MESSAGE_LIMIT, bounded_text};
 use redeliver_core::{Record, Timestamp};
 
 use crate::id::LetterId;
-use crate::ledger::{self, Entry, State, Version};
+use crate::ledger::{self, LedgerEntry, State, Version};
 use crate::letter::ContentHash;
 
 /// The maximum length of names in answers, in bytes: those of callers may contain an issuer.
@@ -57,7 +57,9 @@ impl Decisions {
             Some(value) => {
                 let names = [&value.redrive_id, &value.destination].map(|name| bounded_text(name, MAX_NAME));
                 let edited = edited(&value.edited);
-                let Ok(entry) = Entry::read(value) else { return };
+                let Ok(entry) = LedgerEntry::read(value) else {
+                    return;
+                };
                 // An entry of another record at this position replaces the previous one, and says nothing about this record.
                 let written = (entry.content.as_ref(), record.timestamp);
                 let applies = ledger::applies(written, (content, *dead_at));
@@ -87,7 +89,7 @@ fn edited(names: &[String]) -> Vec<String> {
     parts.map(|part| (*part).to_owned()).collect()
 }
 
-fn decision(entry: &Entry, [redrive_id, destination]: [String; 2], edited: Vec<String>) -> Decision {
+fn decision(entry: &LedgerEntry, [redrive_id, destination]: [String; 2], edited: Vec<String>) -> Decision {
     Decision {
         state: entry.state,
         time: entry.time,

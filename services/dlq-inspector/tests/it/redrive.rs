@@ -525,8 +525,8 @@ async fn used_request_id_plans_nothing_else() {
 }
 
 #[tokio::test]
-async fn brake_pauses_a_failing_redrive() {
-    let world = World::new("redrive-brake", "").await;
+async fn failing_redrive_is_auto_paused() {
+    let world = World::new("redrive-auto-pause", "").await;
     world.put(40).await;
     let later = world.env.create_topic("later", 1).await;
     world.env.put(&later, 0, vec![dead("k", "v", &[])]).await;
@@ -545,7 +545,11 @@ async fn brake_pauses_a_failing_redrive() {
     world.env.put(&later, 0, died(&first[5..])).await;
     let paused = until(&mut inspector, &job.id, &[v1::RedriveState::Paused]).await;
     assert_eq!((paused.done, paused.returned, paused.pending), (10, 5, 30));
-    assert!(paused.brake.contains("5 of 10"), "{}", paused.brake);
+    assert!(
+        paused.auto_pause_reason.contains("5 of 10"),
+        "{}",
+        paused.auto_pause_reason
+    );
     assert_eq!(world.redriven().len(), 10);
     let resumed = client(&mut inspector).await.resume_redrive(change(&job.id)).await;
     assert_ne!(resumed.unwrap().into_inner().state(), v1::RedriveState::Paused);
@@ -1137,7 +1141,7 @@ async fn denied_topics_hold_only_their_jobs() {
         unseen.warnings
     );
 
-    // Without a brake, it does not matter what comes back.
+    // Without auto-pause, it does not matter what comes back.
     allow_all(&kafka, &[&world.dlq]);
     deny(&kafka, "Read", &[&world.dlq]);
     inspector.process.shut_down();

@@ -25,10 +25,10 @@ use crate::output::{
 use crate::pages::read_pages;
 use crate::progress::Progress;
 
-/// The time between two looks at a job.
-const LOOK: Duration = Duration::from_millis(500);
+/// The time between two requests for a job.
+const POLL_INTERVAL: Duration = Duration::from_millis(500);
 /// How long to wait for an inspector that went away. The job goes on without it, or with another one.
-const PATIENCE: Duration = Duration::from_secs(600);
+const MAX_OUTAGE: Duration = Duration::from_secs(600);
 
 #[derive(Args)]
 #[group(id = "selection", required = true, multiple = false)]
@@ -98,7 +98,7 @@ pub(super) struct RunArgs {
 
 /// Where records are written, and which.
 #[derive(Args)]
-pub(super) struct WishArgs {
+pub(super) struct TargetArgs {
     /// Topic to write to, one of the pipeline or of dlq_inspector.redrive.destinations (default: the return topic of the pipeline, or the
     /// original topic)
     #[arg(long, value_name = "TOPIC", default_value = "", hide_default_value = true)]
@@ -112,7 +112,7 @@ pub(super) struct WishArgs {
     observe: Option<HumanDuration>,
 }
 
-impl WishArgs {
+impl TargetArgs {
     pub(super) fn observe(&self) -> Option<prost_types::Duration> {
         self.observe.map(to_duration)
     }
@@ -123,7 +123,7 @@ pub(super) struct RedriveArgs {
     #[command(flatten)]
     job: JobArgs,
     #[command(flatten)]
-    wish: WishArgs,
+    target: TargetArgs,
     /// Begin with all, instead of 10, then 100, then the rest
     #[arg(long)]
     all_at_once: bool,
@@ -264,11 +264,11 @@ impl ChangeArgs {
 pub(super) async fn redrive(client: &RedriveClient, args: &RedriveArgs) -> Result<ExitCode, CliError> {
     check_start(args.start_at, SystemClock.now())?;
     let plan = PlanRedriveRequest {
-        destination: args.wish.destination.clone(),
+        destination: args.target.destination.clone(),
         all_at_once: args.all_at_once,
         max_returned_share: args.max_returned,
-        observe: args.wish.observe(),
-        force: args.wish.force,
+        observe: args.target.observe(),
+        force: args.target.force,
         ..planned(&args.job, RedriveKind::Redrive)
     };
     let kind = RedriveKind::Redrive;
@@ -328,7 +328,7 @@ pub(super) enum Executed {
     Accepted,
     /// The job has ended.
     Ended { has_done_all: bool },
-    /// The job was stopped: it was not confirmed, or a caller or the brake paused or cancelled it.
+    /// The job was stopped: it was not confirmed, it was auto-paused, or a caller paused or cancelled it.
     Stopped,
 }
 
@@ -485,7 +485,7 @@ fn is_confirmed(job: &Redrive) -> Result<bool, CliError> {
 
 /// Shows the progress of a job until it ends or pauses.
 async fn wait(client: &RedriveClient, id: &str, format: Format) -> Result<Redrive, CliError> {
-    let (mut progress, mut outage) = (Progress::new("dead letters"), Outage::new(Some(PATIENCE)));
+    let (mut progress, mut outage) = (Progress::new("dead letters"), Outage::new(Some(MAX_OUTAGE)));
     let (mut problem, mut waits_until) = (String::new(), None);
     let job = loop {
         let job = match get(client, id).await {
@@ -523,14 +523,14 @@ async fn wait(client: &RedriveClient, id: &str, format: Format) -> Result<Redriv
         if has_ended(&job) || job.state() == RedriveState::Paused {
             break job;
         }
-        tokio::time::sleep(LOOK).await;
+        tokio::time::sleep(POLL_INTERVAL).await;
     };
     progress.clear();
     print_item(format, || as_text(&job), || as_json(&job));
-    if !job.brake.is_empty() {
+    if !job.auto_pause_reason.is_empty() {
         eprintln!(
             "paused: {}; `redeliver dlq redrives resume {id}` continues",
-            in_one_line(&job.brake)
+            in_one_line(&job.auto_pause_reason)
         );
     }
     Ok(job)
@@ -634,10 +634,10 @@ fn item_json(item: &RedriveItem) -> Json {
 
 fn state(job: &Redrive) -> String {
     let state = job.state().name().unwrap_or_default();
-    if job.brake.is_empty() {
+    if job.auto_pause_reason.is_empty() {
         state
     } else {
-        format!("{state} (brake)")
+        format!("{state} (auto)")
     }
 }
 
@@ -654,7 +654,7 @@ fn as_text(job: &Redrive) -> String {
         ("id", &job.id),
         ("kind", &job.kind().name()),
         ("state", &state(job)),
-        ("brake", &job.brake),
+        ("auto-paused", &job.auto_pause_reason),
         ("problem", &job.problem),
         ("edits", &job.edited.join(", ")),
         ("filter", &job.filter),

@@ -11,7 +11,7 @@ use prometheus_client::metrics::counter::Counter;
 use redeliver_core::{Clock, Failure, Headers};
 use redeliver_proto::v1::change_schedule::Change;
 use redeliver_proto::{auth, v1};
-use redeliver_service::audit::{Action as Recorded, AuditWriter, Entry, MAX_IDS};
+use redeliver_service::audit::{Action as Recorded, AuditEntry, AuditWriter, MAX_IDS};
 use redeliver_service::identity::Identity;
 use tokio::sync::{mpsc, oneshot};
 
@@ -45,7 +45,7 @@ pub(crate) struct ChangeLog {
 
 /// An entry that is to be written.
 pub(super) struct PendingEntry {
-    entry: Entry,
+    entry: AuditEntry,
     /// Gets whether it was written.
     written: oneshot::Sender<bool>,
 }
@@ -135,10 +135,10 @@ impl ChangeLog {
             JobRef::Key { app, key } => format!("{app}/{key}"),
         };
         let entry = entry(caller, action, &target, details, reason);
-        self.record(Entry { count: 1, ..entry }).await
+        self.record(AuditEntry { count: 1, ..entry }).await
     }
 
-    async fn record(&self, entry: Entry) -> Result<(), RequestError> {
+    async fn record(&self, entry: AuditEntry) -> Result<(), RequestError> {
         let (written, is_written) = oneshot::channel();
         // Both only fail when the process shuts down.
         let sent = self.entries.send(PendingEntry { entry, written }).await;
@@ -149,12 +149,12 @@ impl ChangeLog {
     }
 }
 
-fn entry(caller: &Identity, action: Recorded, target: &str, details: String, reason: &str) -> Entry {
-    Entry {
+fn entry(caller: &Identity, action: Recorded, target: &str, details: String, reason: &str) -> AuditEntry {
+    AuditEntry {
         target: target.to_owned(),
         details,
         reason: reason.to_owned(),
-        ..Entry::new(caller.name().clone(), action)
+        ..AuditEntry::new(caller.name().clone(), action)
     }
 }
 
@@ -222,7 +222,7 @@ pub(super) async fn run_entries(
     Ok(())
 }
 
-type Combined = (Entry, Vec<oneshot::Sender<bool>>);
+type Combined = (AuditEntry, Vec<oneshot::Sender<bool>>);
 
 fn combined(pending: impl Iterator<Item = PendingEntry>) -> Vec<Combined> {
     let mut all: Vec<Combined> = Vec::new();
@@ -243,7 +243,7 @@ fn combined(pending: impl Iterator<Item = PendingEntry>) -> Vec<Combined> {
     all
 }
 
-fn is_combinable(a: &Entry, b: &Entry) -> bool {
+fn is_combinable(a: &AuditEntry, b: &AuditEntry) -> bool {
     matches!(a.action, Recorded::CancelJobs | Recorded::RescheduleJobs)
         && (&a.by, a.action, &a.details, &a.reason) == (&b.by, b.action, &b.details, &b.reason)
 }
@@ -259,10 +259,10 @@ mod tests {
         let by = CallerName::recorded(by);
         let (written, _) = oneshot::channel();
         PendingEntry {
-            entry: Entry {
+            entry: AuditEntry {
                 target: format!("job-{job}"),
                 count: 1,
-                ..Entry::new(by, Recorded::CancelJobs)
+                ..AuditEntry::new(by, Recorded::CancelJobs)
             },
             written,
         }

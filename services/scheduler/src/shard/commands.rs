@@ -273,7 +273,7 @@ impl Shard {
         let may_dispatch = self.settings.lacking(&job).is_none();
         let is_due = job.due <= now && action == DueAction::Dispatch && may_dispatch;
         let flow = Flow::of(&job);
-        let is_next = self.look_ahead.is_next(&flow, Cursor::of(&job)) && !self.look_ahead.is_parked(&flow);
+        let is_next = self.look_ahead.is_next(&flow, Cursor::of(&job)) && !self.look_ahead.is_blocked(&flow);
         if is_due && is_next && !self.is_crowded && !self.window.is_limited(&job) {
             self.dispatch(&job, topic, now, writes);
         } else {

@@ -121,7 +121,7 @@ async fn show<I: Index>(
 #[derive(Default, Deserialize, ToSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub(in crate::api) struct ControlChange {
-    /// Why, for others. At most 1000 bytes.
+    /// The reason, for the audit log. At most 1000 bytes.
     #[serde(default)]
     reason: String,
     /// Answer 409 unless the application has this revision; 0: it was never changed.
@@ -136,7 +136,7 @@ pub(in crate::api) struct ControlRate {
     rate_per_second: Option<f64>,
     /// `true`: there is no limit, whatever the configuration says.
     unlimited: Option<bool>,
-    /// Why, for others. At most 1000 bytes.
+    /// The reason, for the audit log. At most 1000 bytes.
     #[serde(default)]
     reason: String,
     /// Answer 409 unless the application has this revision; 0: it was never changed.

@@ -6,7 +6,7 @@ use redeliver_proto::v1::rate_limit::Limit;
 use serde::Serialize;
 use utoipa::ToSchema;
 
-/// What an operator wants of an application, and what follows from it.
+/// The desired state of an application that an operator has set, and the effective one.
 #[derive(Debug, Serialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct ControlView {
@@ -22,10 +22,11 @@ pub(crate) struct ControlView {
     /// Why, in the words of the caller.
     #[serde(skip_serializing_if = "String::is_empty")]
     reason: String,
-    /// What is wanted. What is missing is as the configuration says. Missing completely if it cannot be read.
+    /// The desired state. Missing fields are as the configuration says. Missing completely if it cannot be
+    /// read.
     #[serde(skip_serializing_if = "Option::is_none")]
     desired: Option<StateView>,
-    /// What applies. Without a rate, there is no limit.
+    /// The effective state. Without a rate, there is no limit.
     effective: StateView,
     /// Why the stored value is not, or only partially, applied.
     #[serde(skip_serializing_if = "String::is_empty")]

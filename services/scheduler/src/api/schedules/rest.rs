@@ -104,7 +104,8 @@ async fn create<I: Index>(
 pub(in crate::api) struct SchedulesResponse {
     /// By the due time of the next occurrence, without key, data and headers of their jobs; paused and finished ones last.
     schedules: Vec<ScheduleView>,
-    /// What would be on this page if this scheduler could read it. With `app`, also those of which it cannot read the application.
+    /// Unreadable schedules that belong to this page. With `app`, also those of which it cannot read the
+    /// application.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     unreadable: Vec<UnreadableView>,
     /// The `pageToken` of the next page; missing on the last page.

@@ -271,7 +271,7 @@ fn late_release_waits_for_missing_topic() {
         let missing = Presence::Missing { lasting: hour };
         world.settings.due_action(missing, &AppStates::default(), job, at)
     };
-    assert_eq!(action(&released, now), DueAction::Park);
+    assert_eq!(action(&released, now), DueAction::Block);
     assert_eq!(action(&released, now.after(TIMEOUT)), DueAction::DeadLetter);
     // After a step back of the clock, it does not wait until it is due.
     assert_eq!(released.due, world.now);
