@@ -156,7 +156,7 @@ def check_texts(alerts):
             yield f"{name} is silent in no test"
     for name in sorted(headings | firing | silent):
         if name.startswith("Redeliver") and name.isalpha() and name not in alerts and name != "Redeliver":
-            yield f"{name} has a section or a test, but is no alert"
+            yield f"{name} has a section or a test, but is not an alert"
 
 
 def check_names(scrape, records, queries):

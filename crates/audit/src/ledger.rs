@@ -4,8 +4,8 @@
 //! that was read, by hash, so the order of reading does not matter. A record that does not belong to the pipeline is
 //! foreign: it is counted separately and is not a defect.
 //!
-//! A redriven record keeps its origin and starts a new life, which differs from the one before only in what was edited. Each life can
-//! end once. The last life decides how the record is counted.
+//! A redriven record keeps its origin and starts a new life, which differs from the one before only in its
+//! edits. Each life can end once. The last life decides how the record is counted.
 
 use std::collections::BTreeMap;
 
@@ -282,7 +282,7 @@ impl Ledger {
         });
     }
 
-    /// Reports a redriven record that differs from its dead letter in what was not edited.
+    /// Reports a redriven record with differences from its dead letter that are not edits.
     fn check_redriven(&self, report: &mut Report, place: Place, number: u32, life: &Life) {
         let Some((previous_number, previous)) = self.table.life_before(place, number) else {
             return;

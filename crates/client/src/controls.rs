@@ -20,7 +20,7 @@ client! {
     /// `tier/docs/30s`. Clones share one connection.
     ControlClient(ControlServiceClient);
 
-    /// What is wanted, and what applies.
+    /// The desired and the effective state.
     ///
     /// # Errors
     /// [`Code::NotFound`](tonic::Code::NotFound) if the name is unknown, [`Code::InvalidArgument`](tonic::Code::InvalidArgument) if it is not a name.
@@ -58,7 +58,7 @@ client! {
 }
 
 impl ControlClient {
-    /// What was changed, and what the configuration pauses or limits, by name.
+    /// The controls that were changed, or that the configuration pauses or limits, by name.
     ///
     /// # Errors
     /// If the server is unavailable.

@@ -45,8 +45,8 @@ client! {
     /// [`ChangeGroupRequest::expected_revision`], because without it, it would also resolve what has regressed since.
     resolve_group = resolve_group(ChangeGroupRequest) -> Group;
 
-    /// Says that a group is known and wanted, so that it is in no alert about groups until this time; `None`: until somebody changes it. Nothing tells
-    /// that the time is over.
+    /// Mutes a group: it is in no alert about groups until this time; `None`: indefinitely. The expiry is
+    /// silent.
     ///
     /// # Errors
     /// As for [`DeadLetterClient::resolve_group`].

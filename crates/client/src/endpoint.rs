@@ -110,7 +110,8 @@ impl Endpoint {
         self
     }
 
-    /// Why, for the audit log: sent with each call, and recorded with the payloads of dead letters that the inspector sends. At most 1000 bytes.
+    /// The reason, for the audit log: sent with each call, and recorded with the payloads of dead letters
+    /// that the inspector sends. At most 1000 bytes.
     #[must_use]
     pub fn reason(mut self, reason: impl Into<String>) -> Self {
         self.reason = Some(reason.into());

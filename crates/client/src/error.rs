@@ -57,7 +57,7 @@ pub enum ClientError {
         message: String,
         /// The reason in the `ErrorInfo` of the status, if there is one.
         reason: Option<String>,
-        /// What else the service said.
+        /// Details from the service.
         details: Box<ErrorDetails>,
     },
     /// A field of the response is invalid.
@@ -182,7 +182,7 @@ impl ClientError {
         }
     }
 
-    /// What else the service said, if it rejected the call.
+    /// Details from the service, if it rejected the call.
     #[must_use]
     pub fn details(&self) -> Option<&ErrorDetails> {
         match self {
@@ -191,7 +191,8 @@ impl ClientError {
         }
     }
 
-    /// When to send the same call again, if the service said so. Then it has written nothing, so a repetition has no effect twice.
+    /// When to send the same call again, if the service has asked for it. Then it has written nothing, so a
+    /// repetition has no effect twice.
     #[must_use]
     pub fn retry_after(&self) -> Option<Duration> {
         self.details()?.retry_after

@@ -51,7 +51,7 @@ pub struct ExportedDeadLetter {
     pub timestamp: Option<Timestamp>,
     /// Who has set the timestamp; `None` if that is not known, or if there is none.
     pub timestamp_type: Option<TimestampType>,
-    /// What was done with it when it was exported.
+    /// Its state at the time of the export.
     pub state: DeadLetterState,
     /// The id of its group.
     pub group: Option<String>,

@@ -35,8 +35,8 @@ pub const ERROR_MESSAGE: &str = "error-message";
 pub const ERROR_TIMESTAMP: &str = "error-timestamp";
 /// The pipeline that wrote the record.
 pub const PIPELINE: &str = "pipeline";
-/// What was removed from a dead letter that is too large for its topic: `value`, or `key, value, headers`. The original
-/// record is at the position that the other headers name.
+/// The parts removed from a dead letter that is too large for its topic: `value`, or `key, value, headers`.
+/// The original record is at the position that the other headers name.
 pub const PAYLOAD_OMITTED: &str = "payload-omitted";
 /// The hash of the key and the value that the dead letter had before [`PAYLOAD_OMITTED`], so that the original record can be recognised.
 pub const PAYLOAD_OMITTED_HASH: &str = "payload-omitted-hash";

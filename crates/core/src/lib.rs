@@ -26,7 +26,7 @@
 //! | [`route`] | where a record goes after an attempt, and with which headers |
 //! | [`scheduler`] | the topics of the scheduler |
 //! | [`mutants`] | planted defects that the tests must catch; absent from normal builds |
-//! | [`terminal`] | text of others without characters that a terminal obeys |
+//! | [`terminal`] | foreign text without control characters of terminals |
 //! | [`token_bucket`] | how much may happen per second |
 //! | [`wait`] | backoff and log throttling while something is unavailable |
 

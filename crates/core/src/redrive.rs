@@ -1,8 +1,9 @@
 //! Records that were redriven: what their headers say, and what follows from it.
 //!
-//! A redrive writes the record of a dead letter to its pipeline again. The record keeps its origin and begins with no failed attempts. These
-//! headers are not reserved: every hop passes them on like user headers, also into the next dead letter, so that the next redrive can count.
-//! Only the last header of each name counts. A header that is no number or time is one of a user.
+//! A redrive writes the record of a dead letter to its pipeline again. The record keeps its origin and begins
+//! with no failed attempts. These headers are not reserved: every hop passes them on like user headers, also
+//! into the next dead letter, so that the next redrive can count. Only the last header of each name counts. A
+//! header that is not a number or time is one of a user.
 
 use crate::headers::Origin;
 use crate::record::Headers;
@@ -16,7 +17,8 @@ pub const REDRIVE_COUNT: &str = "redrive-count";
 pub const REDRIVE_TIME: &str = "redrive-time";
 /// The dead letter whose edited copy the record is: `topic/partition/offset`. Later redrives without an edit keep it.
 pub const REDRIVE_OF: &str = "redrive-of";
-/// What was edited: `value`, `key` and `headers`, separated by commas. Later redrives without an edit drop it, because their record may not differ.
+/// The edited parts: `value`, `key` and `headers`, separated by commas. Later redrives without an edit drop
+/// it, because their record may not differ.
 pub const REDRIVE_EDITED: &str = "redrive-edited";
 
 /// Whether a redrive adds a header of this name, in place of those of an earlier one.

@@ -503,8 +503,8 @@ pub fn replace_refused(
     DeadLetter::of_pipeline(pipeline, arrival, failure, now).replace(output);
 }
 
-/// The dead letter of a record that a handler has processed but whose outputs cannot be written. That is a failed attempt, as any
-/// permanent failure, also if the endpoint had asked for a delay.
+/// The dead letter of a record that a handler has processed but whose outputs cannot be written. That is a
+/// failed attempt, as any permanent failure, even if the endpoint had asked for a delay.
 #[must_use]
 pub fn undeliverable(
     pipeline: &Pipeline,
@@ -521,9 +521,9 @@ pub fn undeliverable(
     Routing::dead(letter, failure.class)
 }
 
-/// Removes the value of a dead letter that its topic refuses; if there is none, removes the key and the user headers, except for those that say how often the record was
-/// redriven.
-/// The header `payload-omitted` names what was removed, and `payload-omitted-hash` has the hash of the key and the value that were there. Returns false if
+/// Removes the value of a dead letter that its topic refuses; if there is none, removes the key and the user
+/// headers, except for those that say how often the record was redriven. The header `payload-omitted` names
+/// the removed parts, and `payload-omitted-hash` has the hash of the previous key and value. Returns false if
 /// nothing is left to remove.
 pub fn strip_payload(letter: &mut Output) -> bool {
     let hash = letter.headers.last(headers::PAYLOAD_OMITTED_HASH).is_none();

@@ -1,9 +1,11 @@
-//! Text of others on a terminal: records, headers and names may contain characters that a terminal obeys instead of showing them.
+//! Text of others on a terminal: records, headers and names may contain control characters, which a terminal
+//! executes instead of showing them.
 
 use std::borrow::Cow;
 use std::fmt::Write as _;
 
-/// Whether a terminal obeys this character instead of showing it, or whether it changes the direction or the lines of the text around it.
+/// Whether a terminal executes this character instead of showing it, or whether it changes the direction or
+/// the lines of the text around it.
 #[must_use]
 pub fn is_harmful(c: char) -> bool {
     let changes_direction =

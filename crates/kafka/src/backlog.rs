@@ -58,7 +58,7 @@ impl fmt::Display for Backlog {
 pub struct Head<T> {
     /// The number of records that the group has not completed.
     pub backlog: Backlog,
-    /// What was read of the first of these records of each partition.
+    /// The first of these records of each partition, as far as it was read.
     pub first: Vec<T>,
     /// Partitions that have no leader, or whose leaders do not answer; the backlog may be without them. Empty except with [`Mode::Reachable`].
     pub unreachable: Vec<i32>,

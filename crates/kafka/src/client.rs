@@ -414,7 +414,7 @@ impl ClientLog {
         // CONFWARN: consumers and producers share one list of properties, so each gets properties meant for the other. GETPID: the
         // client tries again, as on a new cluster; what lasts is an error of the call that waits for the producer.
         if matches!(facility, "CONFWARN" | "GETPID") {
-            tracing::debug!(facility, message, "kafka client");
+            tracing::debug!(facility, message, "Kafka client");
             return;
         }
         match level {
@@ -424,11 +424,11 @@ impl ClientLog {
             | RDKafkaLogLevel::Error
             | RDKafkaLogLevel::Warning => {
                 if self.should_log(facility) {
-                    tracing::warn!(facility, message, "kafka client");
+                    tracing::warn!(facility, message, "Kafka client");
                 }
             }
             RDKafkaLogLevel::Notice | RDKafkaLogLevel::Info | RDKafkaLogLevel::Debug => {
-                tracing::debug!(facility, message, "kafka client");
+                tracing::debug!(facility, message, "Kafka client");
             }
         }
     }

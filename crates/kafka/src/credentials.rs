@@ -153,7 +153,7 @@ mod tests {
 
     const DEADLINE: Duration = Duration::from_secs(60);
 
-    /// What the files contain, and what was observed.
+    /// The contents of the files, and observations.
     #[derive(Clone, Default)]
     struct Plan(Arc<Mutex<Planned>>);
 

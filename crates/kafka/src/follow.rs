@@ -200,7 +200,7 @@ impl Follower {
                 self.renewal.failed();
                 tracing::warn!(
                     error = %error_chain(&error),
-                    "cannot replace the consumer of a follower; trying again later"
+                    "cannot replace the consumer of a follower; retrying"
                 );
             }
         }

@@ -289,7 +289,7 @@ impl<P: Processor> Lane<P> {
             let lane = &self.client.spec.name;
             match ended {
                 Ended::Broken(error) => {
-                    tracing::warn!(lane, error, "lane failed; restarting it");
+                    tracing::warn!(lane, error, "lane failed; restarting");
                     self.state.waiting("reconnecting");
                 }
                 Ended::Restart(reason) => {
@@ -299,7 +299,7 @@ impl<P: Processor> Lane<P> {
                 Ended::Halted(reason) => self.halt(&reason),
                 Ended::Fatal(error) => {
                     self.client.fatal(error)?;
-                    self.rest();
+                    self.back_off();
                 }
             }
             sleep_unless_stopped(backoff.next_delay(), &self.client.stop);
@@ -373,7 +373,7 @@ impl<P: Processor> Lane<P> {
     }
 
     /// Lets the other process have the partitions for a while, until this one is no longer counted as fenced.
-    fn rest(&mut self) {
+    fn back_off(&mut self) {
         let instance = &self.client.settings.instance;
         let reason = format!("another process has the same instance name `{instance}`");
         self.state.waiting(&reason);
@@ -409,7 +409,7 @@ impl LaneClient {
         match error {
             LaneError::InstanceInUse { .. } if self.spec.if_fenced == IfFenced::TryAgain => {
                 let error = error_chain(&error);
-                tracing::error!(error, "the lane rests, and tries again in a minute");
+                tracing::error!(error, "instance name is in use; retrying in 60 s");
                 Ok(())
             }
             error => Err(error),

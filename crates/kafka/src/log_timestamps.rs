@@ -41,7 +41,7 @@ pub(crate) struct LogTimestamps {
     settings: KafkaSettings,
     /// Topics whose reported timestamps are believed: a record with a timestamp of the broker was read, or this client may not read any.
     believed: Mutex<HashSet<Arc<str>>>,
-    /// A repeated batch can have thousands of records: whoever has the lookup reads all that are wanted.
+    /// A repeated batch can have thousands of records: the holder of the lookup reads all that are wanted.
     wanted: Mutex<Vec<Wanted>>,
     /// One lookup at a time. The client is kept for the next ones.
     lookup: Arc<tokio::sync::Mutex<Option<Lookup>>>,

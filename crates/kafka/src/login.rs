@@ -160,7 +160,7 @@ impl Shared {
 
 fn set(client: &TokenPort, token: &Token) {
     if let Err(error) = client.set(token) {
-        tracing::warn!(%error, "a kafka client does not accept the token");
+        tracing::warn!(%error, "Kafka client rejected the token");
     }
 }
 
@@ -190,7 +190,7 @@ impl<S: TokenSource, O: LoginObserver> Keeper<S, O> {
                 state.token = Some(token);
                 state.error = None;
                 self.observer.renewed(expires);
-                tracing::debug!(%expires, "new token for kafka");
+                tracing::debug!(%expires, "new token for Kafka");
                 renew_after(expires.since(now))
             }
             Err(error) => {
@@ -199,7 +199,7 @@ impl<S: TokenSource, O: LoginObserver> Keeper<S, O> {
                     tracing::warn!(
                         error = error.problem,
                         has_valid_token = state.has_valid_token(SystemClock.now()),
-                        "cannot get a token for kafka; retrying"
+                        "cannot get a token for Kafka; retrying"
                     );
                 }
                 state.error = Some(error);

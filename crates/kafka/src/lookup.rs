@@ -136,7 +136,7 @@ impl Lookup {
             *found = sought.ok();
             ControlFlow::Continue(())
         });
-        self.rest()?;
+        self.stop_fetching()?;
         visited.map(|()| found)
     }
 
@@ -158,7 +158,7 @@ impl Lookup {
                 ControlFlow::Continue(())
             }
         });
-        self.rest()?;
+        self.stop_fetching()?;
         if let (Err(error), true) = (visited, sought.is_empty()) {
             return Err(error);
         }
@@ -206,7 +206,7 @@ impl Lookup {
             }
         });
         if let Err(error) = visited {
-            self.rest()?;
+            self.stop_fetching()?;
             return Err(error);
         }
         Ok(found)
@@ -216,7 +216,7 @@ impl Lookup {
     ///
     /// # Errors
     /// If the client refuses.
-    pub fn rest(&mut self) -> Result<(), ReadError> {
+    pub fn stop_fetching(&mut self) -> Result<(), ReadError> {
         self.reading = Reading::default();
         self.consumer.unassign().map_err(kafka("unassigning"))
     }
@@ -252,7 +252,7 @@ impl Lookup {
                 self.reading.from = position.offset;
                 match self.read_up_to(position, deadline)? {
                     Ok(ahead) => self.reading.ahead = Some(ahead),
-                    Err(why) => missing = why,
+                    Err(reason) => missing = reason,
                 }
                 self.reading.next = self.reading.ahead.as_ref().map(|ahead| offset(ahead) + 1);
             }

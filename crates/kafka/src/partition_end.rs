@@ -34,7 +34,7 @@ use crate::recovery::error_code;
 pub(crate) struct LastEnd(Mutex<Option<i64>>);
 
 impl LastEnd {
-    /// Takes note of an error that the client reports. Returns false if it is no end of partition.
+    /// Takes note of an error that the client reports. Returns false unless it is the end of a partition.
     pub(crate) fn note(&self, error: &KafkaError, reason: &str, log: &ClientLog) -> bool {
         if error_code(error) != Some(RDKafkaErrorCode::PartitionEOF) {
             return false;

@@ -29,8 +29,9 @@ pub(crate) enum Probed {
     Unanswered(Option<String>),
 }
 
-/// Connects with a new client. Blocks, for `timeout` at most. Requests only report that no broker is available, and an admin
-/// client's callback reports nothing else, so this uses a producer, which reports errors of connections.
+/// Connects with a new client. Blocks, for `timeout` at most. Requests only report that no broker is
+/// available, and an admin client's callback reports only that, so this uses a producer, which reports errors
+/// of connections.
 ///
 /// # Errors
 /// If the client cannot be created.

@@ -140,8 +140,8 @@ impl TopicReader {
         &self.topics
     }
 
-    /// Reads also the partitions that its topics have got since it was created, from their beginning. It goes on reading those that it knows, also if a broker
-    /// with old metadata does not know them.
+    /// Reads also the partitions that its topics have got since it was created, from their beginning. It goes
+    /// on reading those that it knows, even if a broker with old metadata does not know them.
     ///
     /// # Errors
     /// If the broker does not answer or a topic is missing. The partitions are then looked up by the next call.
@@ -175,8 +175,9 @@ impl TopicReader {
         of_topic.map(|partition| partition.number).collect()
     }
 
-    /// From now on, reads fail with [`ReadError::Recreated`] unless the topic has this id after them: what was read is then of another topic, at least in part, although
-    /// the client has noticed nothing. `None`: the id is unknown, and nothing is compared.
+    /// From now on, reads fail with [`ReadError::Recreated`] unless the topic has this id after them: the
+    /// records are then of another topic, at least in part, although the client has noticed nothing. `None`:
+    /// the id is unknown, and nothing is compared.
     pub fn expect_id(&mut self, topic: &str, id: Option<TopicId>) {
         match id {
             Some(id) => drop(self.ids.insert(topic.to_owned(), id)),

@@ -31,7 +31,7 @@ pub struct SurveyedTopic {
     pub id: Option<TopicId>,
     /// The bounds of each partition, by partition number; `None` if it has no leader, or its leader did not answer.
     pub partitions: Vec<Option<Extent>>,
-    /// Why Kafka does not describe the topic to this client. Then nothing else is known about it, not even whether it exists.
+    /// Why Kafka does not describe the topic to this client. Then it is unknown whether it exists.
     pub refusal: Option<String>,
 }
 

@@ -579,7 +579,7 @@ impl WatchedTopic {
                 self.block(Unwritable::TooFewReplicas, sent, None);
             } else if self.blocked.is_some_and(|blocked| {
                 let is_over_after = match blocked.until {
-                    // A response has said so.
+                    // A response has shown it.
                     None => blocked.observed,
                     Some(until) if found.may_write.is_none() => until,
                     Some(_) => blocked.observed + DENIED_DESPITE,
@@ -658,7 +658,7 @@ fn watch(mut client: WatchClient, settings: &ClientSettings, renewal: &Renewal, 
                     renewal.failed();
                     tracing::warn!(
                         %error,
-                        "cannot create the kafka client that watches topics; trying again later"
+                        "cannot create the Kafka client that watches topics; retrying"
                     );
                 }
             }

@@ -233,8 +233,9 @@ impl Transactions {
         self.watch = Some(watch);
     }
 
-    /// The partitions of the changelog to which the last transaction wrote, each with the offset after its last record.
-    /// Complete once everything was delivered, also if the outcome of the transaction is unknown.
+    /// The partitions of the changelog to which the last transaction wrote, each with the offset after its
+    /// last record. Complete once everything was delivered, even if the outcome of the transaction is
+    /// unknown.
     pub(crate) fn take_changelog_ends(&mut self) -> Vec<(i32, i64)> {
         std::mem::take(&mut self.changelog_ends)
     }
@@ -604,7 +605,7 @@ impl Transactions {
             offset_sender.detach();
             return all_delivered;
         }
-        // Nothing else may be done with the transaction before this call has returned. After a failed delivery, it returns
+        // The transaction must not be used before this call has returned. After a failed delivery, it returns
         // soon, or the producer is replaced.
         let until = match &all_delivered {
             Ok(()) => deadline,

@@ -28,8 +28,9 @@ pub use prost::Message;
 /// All schemas as a `FileDescriptorSet`, for server reflection.
 pub const DESCRIPTORS: &[u8] = include_bytes!("generated/descriptors.bin");
 
-/// Whether an encoded message had fields that its type does not have. Decoding drops them, so the message must not be written in place of what was read. Only
-/// for messages that this crate has encoded: other encoders may encode the same fields in more bytes.
+/// Whether an encoded message had fields that its type does not have. Decoding drops them, so the message
+/// must not replace the original. Only for messages that this crate has encoded: other encoders may encode
+/// the same fields in more bytes.
 #[must_use]
 pub fn has_unknown_fields(encoded: &[u8], message: &impl Message) -> bool {
     encoded.len() != message.encoded_len()

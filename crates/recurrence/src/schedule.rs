@@ -103,7 +103,7 @@ pub struct Skipped {
 /// Whether a resumed schedule makes up for what fell due while it was paused.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum CatchUp {
-    /// It is skipped. The default: whoever pauses a schedule wants these jobs not to run.
+    /// It is skipped. The default, because a pause means that these jobs are not to run.
     #[default]
     Skip,
     /// It is subject to the misfire policy, as after an outage.

@@ -116,8 +116,8 @@ async fn check_host(
     {
         tracing::warn!(
             host = hosts::loggable_host(&request),
-            "refused a request to the admin port for a host that is not its own: use an address, or add the host to admin.allowed_hosts; \
-             if nobody here has sent it, a web page may have tried to read the port"
+            "admin port refused a request for a foreign host; use an address, or add the host to admin.allowed_hosts; \
+             if it was not sent from here, a web page may have tried to read the port"
         );
     }
     let problem = "this port does not accept requests for this host: use an address, or add the host to admin.allowed_hosts\n";

@@ -102,8 +102,8 @@ impl CommonArgs {
         self.load_with(Vec::new())
     }
 
-    /// Handles `--print-config` and `--check`. Returns the exit code if the process must exit, also if `check` fails.
-    /// `None`: continue with this configuration.
+    /// Handles `--print-config` and `--check`. Returns the exit code if the process must exit, even if
+    /// `check` fails. `None`: continue with this configuration.
     #[must_use]
     pub fn handle_config_flags(
         &self,
@@ -172,9 +172,9 @@ impl Start {
 /// `check` validates what only the service can check, such as files. It also runs for `--check`, after the certificates of
 /// the admin port have been checked.
 ///
-/// Errors are reported once, with their causes: on stderr, or in the log if its format is JSON. The exit code is 0 on
-/// success, [`EXIT_USAGE`] if the configuration is invalid (also if `run` returns a [`ConfigError`]), and
-/// [`EXIT_FAILURE`] otherwise.
+/// Errors are reported once, with their causes: on stderr, or in the log if its format is JSON. The exit code
+/// is 0 on success, [`EXIT_USAGE`] if the configuration is invalid (even if `run` returns a [`ConfigError`]),
+/// and [`EXIT_FAILURE`] otherwise.
 pub fn main_with<F, E>(
     service: &str,
     args: &CommonArgs,

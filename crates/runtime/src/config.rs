@@ -56,7 +56,7 @@ pub use batch::{BatchConfig, BatchValues};
 pub use breaker::{BreakerConfig, FailureRateConfig};
 pub use connections::{ConnectionsConfig, HttpVersion};
 pub use control::{CONTROL_TOPIC, ControlConfig};
-pub use error::{ConfigError, Problem};
+pub use error::{ConfigError, InvalidField};
 pub use grouping::{LimitByConfig, OrderingConfig};
 pub use http::{HttpConfig, Meaning, ResponseMode, Status, TlsConfig};
 pub use http_request::{ProxyChoice, endpoint_url, header_name, header_value, is_loopback, request_method};

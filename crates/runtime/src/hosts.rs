@@ -18,7 +18,7 @@ const LOGGED: usize = 253;
 pub enum Host {
     /// In lower case.
     Name(String),
-    /// An IPv4 address is one also if it is written as an IPv6 address.
+    /// An IPv4 address may be written as an IPv6 address.
     Address(IpAddr),
 }
 

@@ -187,7 +187,7 @@ impl axum::serve::Listener for Listener {
                     Err(error) => {
                         tls.is_checking = false;
                         tls.pending.retain(|_, handshake| !handshake.is_finished());
-                        tracing::error!(%error, "a TLS handshake or a check of certificate files panicked");
+                        tracing::error!(%error, "TLS handshake or check of certificate files panicked");
                     }
                 },
                 _ = tls.file_checks.tick(), if !tls.is_checking => {

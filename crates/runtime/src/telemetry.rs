@@ -222,8 +222,8 @@ where
     )
 }
 
-/// Writes lines without characters that a terminal obeys, and with the ids of the current span. The layer writes each line at once, in the
-/// thread that logs it.
+/// Writes lines without control characters, and with the ids of the current span. The layer writes each line
+/// at once, in the thread that logs it.
 struct Safe<W>(W, fn(&str) -> String, fn(&mut String, &SpanContext));
 
 impl<'w, W: MakeWriter<'w>> MakeWriter<'w> for Safe<W> {
@@ -341,7 +341,7 @@ pub fn set_parent(span: &tracing::Span, parent: Option<Context>) {
 /// How many spans a span links to, at most; further ones are left out.
 pub const MAX_LINKS: usize = 128;
 
-/// Marks a span as successful, also if it was marked as failed.
+/// Marks a span as successful, even if it was marked as failed.
 pub fn succeed(span: &tracing::Span) {
     span.set_status(Status::Ok);
 }

@@ -17,7 +17,7 @@ use ring::digest::{SHA256, digest};
 use tokio::sync::watch;
 use tokio::time::MissedTickBehavior;
 
-use crate::config::Problem;
+use crate::config::InvalidField;
 
 /// The time between two checks, for callers of [`WatchedFiles::check`].
 pub const CHECK_INTERVAL: Duration = Duration::from_secs(2);
@@ -51,7 +51,7 @@ impl<'a> FileContents<'a> {
     }
 
     /// A problem of this file.
-    pub fn problem(self, problem: impl Into<String>) -> Problem {
+    pub fn problem(self, problem: impl Into<String>) -> InvalidField {
         problem_of(self.file, problem)
     }
 }
@@ -81,7 +81,7 @@ pub async fn follow(check: impl Fn() + Send + Sync + 'static) -> io::Result<()> 
     }
 }
 
-type Parse<T> = Box<dyn Fn(&[FileContents<'_>]) -> Result<T, Problem> + Send + Sync>;
+type Parse<T> = Box<dyn Fn(&[FileContents<'_>]) -> Result<T, InvalidField> + Send + Sync>;
 
 /// A set of files, and the value that they contain together. While changed files cannot be used, the previous value stays.
 pub struct WatchedFiles<T> {
@@ -100,7 +100,7 @@ struct State {
 }
 
 struct Changed {
-    read: Result<Digests, Problem>,
+    read: Result<Digests, InvalidField>,
     /// Whether two checks have read this, and so it was reported.
     is_reported: bool,
 }
@@ -115,8 +115,8 @@ impl<T> WatchedFiles<T> {
     /// When a file cannot be read or parsed. The problem names its field and its path.
     pub fn load(
         files: Vec<ConfiguredFile>,
-        parse: impl Fn(&[FileContents<'_>]) -> Result<T, Problem> + Send + Sync + 'static,
-    ) -> Result<Self, Problem> {
+        parse: impl Fn(&[FileContents<'_>]) -> Result<T, InvalidField> + Send + Sync + 'static,
+    ) -> Result<Self, InvalidField> {
         let bytes = read_all(&files)?;
         let value = parse(&contents(&files, &bytes))?;
         Ok(Self {
@@ -188,15 +188,15 @@ impl<T> WatchedFiles<T> {
                 state.changed = None;
                 state.set_stale(false);
                 let fields = self.fields();
-                tracing::info!(fields, "using the changed files");
+                tracing::info!(fields, "files changed; using the new contents");
                 true
             }
-            Err(Problem { field, problem, .. }) => {
+            Err(InvalidField { field, problem, .. }) => {
                 state.set_stale(true);
                 tracing::warn!(
                     field,
                     problem,
-                    "cannot use changed files; using the previous contents"
+                    "changed files are unusable; using the previous contents"
                 );
                 false
             }
@@ -243,8 +243,8 @@ impl State {
     }
 }
 
-fn problem_of(file: &ConfiguredFile, problem: impl Into<String>) -> Problem {
-    Problem {
+fn problem_of(file: &ConfiguredFile, problem: impl Into<String>) -> InvalidField {
+    InvalidField {
         field: file.field.clone(),
         problem: problem.into(),
         place: None,
@@ -261,7 +261,7 @@ fn digests(bytes: &[Vec<u8>]) -> Digests {
     bytes.iter().map(digest).collect()
 }
 
-fn read_all(files: &[ConfiguredFile]) -> Result<Vec<Vec<u8>>, Problem> {
+fn read_all(files: &[ConfiguredFile]) -> Result<Vec<Vec<u8>>, InvalidField> {
     let read = |file: &ConfiguredFile| read(&file.path).map_err(|problem| problem_of(file, problem));
     files.iter().map(read).collect()
 }
@@ -302,7 +302,7 @@ mod tests {
         parsed: Arc<AtomicUsize>,
     }
 
-    fn pair_in(files: &[FileContents<'_>]) -> Result<u32, Problem> {
+    fn pair_in(files: &[FileContents<'_>]) -> Result<u32, InvalidField> {
         let mut numbers = Vec::new();
         for file in files {
             let number = std::str::from_utf8(file.bytes)
@@ -317,7 +317,7 @@ mod tests {
     }
 
     impl Pair {
-        fn at(scratch: Scratch, directory: &str) -> Result<Self, Problem> {
+        fn at(scratch: Scratch, directory: &str) -> Result<Self, InvalidField> {
             let file = |name: &str| ConfiguredFile {
                 field: format!("x.{name}"),
                 path: scratch.path().join(directory).join(name),

@@ -1,8 +1,8 @@
 //! The audit topic: who has changed or seen what.
 //!
-//! An entry of a change is written in the transaction of the change: [`AuditLog::record`] makes the record, and whoever writes the
-//! change writes it too. An entry of a disclosure, or of a command for the scheduler, is written by an [`AuditWriter`], and acknowledged,
-//! before the answer or the command is sent.
+//! An entry of a change is written in the transaction of the change: [`AuditLog::record`] makes the record,
+//! and the writer of the change writes it too. An entry of a disclosure, or of a command for the scheduler,
+//! is written by an [`AuditWriter`], and acknowledged, before the answer or the command is sent.
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -36,7 +36,7 @@ pub struct AuditLog {
     instance: Arc<str>,
 }
 
-/// What was done.
+/// The audited action.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Action {
     /// A control was paused.
@@ -103,18 +103,18 @@ pub enum Action {
 
 /// An entry.
 #[derive(Clone, Debug)]
-pub struct Entry {
-    /// Who has done it.
+pub struct AuditEntry {
+    /// The caller.
     pub by: CallerName,
-    /// What was done.
+    /// The action.
     pub action: Action,
-    /// What it was done to.
+    /// The target.
     pub target: String,
     /// Why, in the words of the caller.
-    pub why: String,
-    /// What was changed.
+    pub reason: String,
+    /// The change.
     pub details: String,
-    /// The filter of a list or watch, without what was searched for in payloads.
+    /// The filter of a list or watch, without the search texts for payloads.
     pub filter: String,
     /// How many payloads were sent, or dead letters or jobs changed.
     pub count: u64,
@@ -167,7 +167,7 @@ impl Action {
     }
 }
 
-impl Entry {
+impl AuditEntry {
     /// An entry without what not all entries have.
     #[must_use]
     pub fn new(by: CallerName, action: Action) -> Self {
@@ -175,7 +175,7 @@ impl Entry {
             by,
             action,
             target: String::new(),
-            why: String::new(),
+            reason: String::new(),
             details: String::new(),
             filter: String::new(),
             count: 0,
@@ -204,15 +204,15 @@ impl AuditLog {
         &self.topic
     }
 
-    /// The record of an entry about what was decided at this time.
+    /// The record of an entry about a decision at this time.
     #[must_use]
-    pub fn record(&self, entry: Entry, time: Timestamp) -> Output {
+    pub fn record(&self, entry: AuditEntry, time: Timestamp) -> Output {
         let entry = v1::AuditEntry {
             time: Some(to_timestamp(time)),
             by: entry.by.to_string(),
             action: entry.action.as_str().to_owned(),
             target: entry.target,
-            why: entry.why,
+            reason: entry.reason,
             details: entry.details,
             filter: entry.filter,
             count: entry.count,
@@ -262,11 +262,11 @@ impl AuditWriter {
         })
     }
 
-    /// Writes an entry about what was decided at this time, and waits until it is acknowledged.
+    /// Writes an entry about a decision at this time, and waits until it is acknowledged.
     ///
     /// # Errors
     /// When the topic does not exist, or there is no acknowledgement within 10 seconds.
-    pub async fn write(&self, entry: Entry, time: Timestamp) -> Result<(), NotWritten> {
+    pub async fn write(&self, entry: AuditEntry, time: Timestamp) -> Result<(), NotWritten> {
         let record = self.log.record(entry, time);
         let writing = async {
             self.check_topic().await.map_err(|error| error_chain(&error))?;
@@ -314,12 +314,12 @@ mod tests {
         let config = Config::from_yaml("{ instance: s-1, kafka: { id_prefix: staging- } }").unwrap();
         let log = AuditLog::new(&config, "scheduler");
         let by = CallerName::recorded("token:bob");
-        let entry = Entry {
+        let entry = AuditEntry {
             target: "app/sms".to_owned(),
-            why: "outage".to_owned(),
+            reason: "outage".to_owned(),
             ids: vec!["a-dlq/0/1".to_owned()],
             id: 7,
-            ..Entry::new(by, Action::PauseControl)
+            ..AuditEntry::new(by, Action::PauseControl)
         };
         let record = log.record(entry, Timestamp::from_millis(1_000));
         assert_eq!(
@@ -329,7 +329,7 @@ mod tests {
         let written = v1::AuditEntry::decode(record.value.unwrap()).unwrap();
         assert_eq!(written.time.unwrap().seconds, 1);
         assert_eq!(
-            (&*written.by, &*written.action, &*written.target, &*written.why),
+            (&*written.by, &*written.action, &*written.target, &*written.reason),
             ("token:bob", "control.pause", "app/sms", "outage")
         );
         assert_eq!((&*written.service, &*written.instance), ("scheduler", "s-1"));

@@ -15,9 +15,10 @@
 //!
 //! How the topic is followed and changed is in [`redeliver_store`].
 //!
-//! A process waits for [`Host::control`] before it does anything that can be paused. So it never runs what was paused before it
-//! started. If the topic cannot be read later, what it contained last applies, and readiness and a metric say so. What has a value that a process cannot
-//! read, for example because another version has written it, is paused, and reported. Names of an unknown kind are only reported.
+//! A process waits for [`Host::control`] before it does anything that can be paused. So it never runs work
+//! that was paused before it started. If the topic cannot be read later, what it contained last applies, and
+//! readiness and a metric say so. What has a value that a process cannot read, for example because another
+//! version has written it, is paused, and reported. Names of an unknown kind are only reported.
 
 pub mod change;
 pub mod error;
@@ -44,8 +45,8 @@ use tokio::sync::watch;
 
 use crate::host::Host;
 
-/// The transactional id of all writers of a control topic. It depends on nothing else, not even on `kafka.id_prefix`: writers with different ids
-/// would not fence each other.
+/// The transactional id of all writers of a control topic. It depends only on that, not even on
+/// `kafka.id_prefix`: writers with different ids would not fence each other.
 #[must_use]
 pub fn transactional_id(topic: &str) -> String {
     format!("redeliver-control-{topic}")
@@ -67,7 +68,7 @@ impl Control {
         }
     }
 
-    /// A control topic that nobody follows, for tests: it has the contents that the returned sender is given.
+    /// A control topic without a follower, for tests: it has the contents that the returned sender is given.
     #[must_use]
     pub fn fixed(contents: Snapshot) -> (Self, watch::Sender<Option<Arc<Snapshot>>>) {
         let (replica, sender) = Replica::fixed(Some(contents));
@@ -84,7 +85,7 @@ impl Control {
         )
     }
 
-    /// What applies now. Does not block. The same [`Arc`] is returned until something changes.
+    /// The current state. Does not block. The same [`Arc`] is returned until something changes.
     #[must_use]
     pub fn snapshot(&self) -> Arc<Snapshot> {
         self.replica.state().unwrap_or_default()
@@ -137,8 +138,9 @@ impl Control {
 }
 
 impl Host {
-    /// What operators have paused or limited. The first call follows the control topic and waits until it was read to its end; `None` if the
-    /// process shuts down before that. Call it after [`Host::ensure_topics`] and before anything is started that can be paused.
+    /// The controls. The first call follows the control topic and waits until it was read to its end; `None`
+    /// if the process shuts down before that. Call it after [`Host::ensure_topics`] and before anything is
+    /// started that can be paused.
     ///
     /// # Errors
     /// When a thread or the watch of the topics cannot be started.

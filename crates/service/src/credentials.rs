@@ -16,7 +16,7 @@ use prometheus_client::registry::Registry;
 use redeliver_core::{Clock as _, SystemClock, Timestamp};
 use redeliver_kafka::{CredentialObserver, CredentialSource, Credentials, KafkaSettings, SecretProperties};
 use redeliver_runtime::Config;
-use redeliver_runtime::config::{ConfigError, Problem, Secret, Settings};
+use redeliver_runtime::config::{ConfigError, InvalidField, Secret, Settings};
 use redeliver_runtime::watched_files::{CHECK_INTERVAL, ConfiguredFile, FileContents, WatchedFiles};
 use rustls::pki_types::CertificateDer;
 use rustls::pki_types::pem::PemObject as _;
@@ -95,7 +95,7 @@ impl Files {
     ///
     /// # Errors
     /// When a file cannot be used. The problem names the field and the file.
-    fn load(properties: &Settings) -> Result<Option<Self>, Problem> {
+    fn load(properties: &Settings) -> Result<Option<Self>, InvalidField> {
         let mut found: Vec<(&str, PathBuf, Use)> = Vec::new();
         for (name, path) in properties.files() {
             let used = match name {
@@ -145,7 +145,11 @@ fn is_file(path: &Path) -> bool {
     !path.is_dir() && path != Path::new("probe")
 }
 
-fn parse(uses: &[Use], password: Option<&Secret>, files: &[FileContents<'_>]) -> Result<Contents, Problem> {
+fn parse(
+    uses: &[Use],
+    password: Option<&Secret>,
+    files: &[FileContents<'_>],
+) -> Result<Contents, InvalidField> {
     let mut properties = SecretProperties::default();
     let read = |file: &FileContents<'_>| {
         let secret = Secret::in_file(file.bytes, file.path()).map_err(|problem| file.problem(problem))?;
@@ -175,7 +179,7 @@ fn parse(uses: &[Use], password: Option<&Secret>, files: &[FileContents<'_>]) ->
 }
 
 #[cfg(not(feature = "kafka-tls"))]
-fn unpack(file: &FileContents<'_>, _: Option<&Secret>, _: &mut SecretProperties) -> Result<(), Problem> {
+fn unpack(file: &FileContents<'_>, _: Option<&Secret>, _: &mut SecretProperties) -> Result<(), InvalidField> {
     Err(file.problem(redeliver_kafka::WITHOUT_TLS.to_owned()))
 }
 
@@ -185,7 +189,7 @@ fn unpack(
     file: &FileContents<'_>,
     password: Option<&Secret>,
     properties: &mut SecretProperties,
-) -> Result<(), Problem> {
+) -> Result<(), InvalidField> {
     let unusable = |reason: &str| {
         let path = file.path().display();
         file.problem(format!(
@@ -288,7 +292,7 @@ impl CredentialSource for Files {
 ///
 /// # Errors
 /// When a file cannot be used. The problem names the field and the file.
-pub(crate) fn check(config: &Config) -> Result<(), Problem> {
+pub(crate) fn check(config: &Config) -> Result<(), InvalidField> {
     Files::load(&config.kafka.properties).map(drop)
 }
 

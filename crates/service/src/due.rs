@@ -85,7 +85,7 @@ impl DueSignal {
         *self.0.lock().unwrap_or_else(PoisonError::into_inner) = waiting;
     }
 
-    /// What was reported last.
+    /// The last report.
     #[must_use]
     pub fn get(&self) -> Option<Waiting> {
         *self.0.lock().unwrap_or_else(PoisonError::into_inner)

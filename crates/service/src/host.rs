@@ -357,7 +357,7 @@ impl Host {
             let errors = errors.join("; ");
             tracing::error!(
                 %pipeline, errors,
-                "topics are missing or misconfigured: this process does not serve the pipeline, and ends once they are correct"
+                "topics are missing or misconfigured; not serving the pipeline, exiting once they are correct"
             );
             let part = self.health.part(format!("topics-{pipeline}"));
             part.not_ready(format!("the pipeline is not served: {errors}"));

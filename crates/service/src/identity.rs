@@ -13,8 +13,8 @@
 //! | `jwt` | a signed token of an issuer, whose keys (`jwks`) are in a file or at a URL |
 //! | `certificates` | a client certificate with a name of `auth.client_certificates` |
 //!
-//! Without any of them, callers are anonymous and may do everything. If the listener verifies client certificates and
-//! nothing else is configured, each client with a certificate may do everything.
+//! Without any of them, callers are anonymous and may do everything. If the listener verifies client
+//! certificates and this is the only setting, each client with a certificate may do everything.
 
 use std::fmt;
 use std::io;

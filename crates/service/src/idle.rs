@@ -4,9 +4,9 @@
 //! whole consumer groups and not only for this process. So several processes of a group end together, and a record that
 //! another one has in hand is not done.
 //!
-//! A record that moves from one of these topics to another while they are read could be missed in both. So the ends of the
-//! topics are read before and after: if they are equal, and no transaction was open in the topics, no record was added in
-//! between, and what was empty then was empty at the same time.
+//! A record that moves from one of these topics to another while they are read could be missed in both. So
+//! the ends of the topics are read before and after: if they are equal, and no transaction was open in the
+//! topics, no record was added in between, so all were empty at the same time.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -206,7 +206,7 @@ impl IdleWatch {
             };
             match looked {
                 Ok(None) => {
-                    tracing::info!(within = %self.within, "nothing is left to do; shutting down");
+                    tracing::info!(within = %self.within, "idle; shutting down");
                     self.shutdown.cancel();
                     return;
                 }
@@ -221,7 +221,7 @@ impl IdleWatch {
                     if throttle.should_log() {
                         tracing::warn!(
                             error = error_chain(&error),
-                            "cannot find out whether something is left to do; retrying"
+                            "cannot check for remaining work; retrying"
                         );
                     }
                 }

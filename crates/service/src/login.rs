@@ -30,7 +30,7 @@ const COMMAND_TIMEOUT: Duration = Duration::from_secs(10);
 #[derive(Debug, thiserror::Error)]
 pub enum LoginError {
     /// There is no token.
-    #[error("cannot get a token for kafka: {0}")]
+    #[error("cannot get a token for Kafka: {0}")]
     Token(TokenError),
     /// The Kafka client of the program has no SASL mechanism for tokens.
     #[error("{}", redeliver_kafka::WITHOUT_TLS)]
@@ -39,7 +39,7 @@ pub enum LoginError {
     #[error("this program was built without the feature msk-iam; build it with --features msk-iam")]
     WithoutMskIam,
     /// The thread that requests tokens cannot be started.
-    #[error("cannot start the thread that requests tokens for kafka")]
+    #[error("cannot start the thread that requests tokens for Kafka")]
     Thread(#[source] io::Error),
 }
 
@@ -112,13 +112,13 @@ pub fn kafka_of_command(config: &Config) -> Result<KafkaSettings, LoginError> {
 
 /// Waits for the first token until `shutdown` is cancelled. `part` shows why there is none yet.
 pub(crate) async fn wait(login: &Login, shutdown: &CancellationToken, part: &Part) {
-    part.not_ready("waiting for a token for kafka");
+    part.not_ready("waiting for a token for Kafka");
     while !shutdown.is_cancelled() {
         let login = login.clone();
         let waited = tokio::task::spawn_blocking(move || login.wait(ROUND)).await;
         match waited {
             Ok(Ok(())) => return,
-            Ok(Err(error)) => part.not_ready(format!("no token for kafka: {error}")),
+            Ok(Err(error)) => part.not_ready(format!("no token for Kafka: {error}")),
             Err(error) if error.is_panic() => std::panic::resume_unwind(error.into_panic()),
             // The runtime is shutting down.
             Err(_) => return,

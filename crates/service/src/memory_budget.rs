@@ -86,8 +86,8 @@ impl MemoryBudget {
         }
     }
 
-    /// Reserves this many bytes for a caller, and waits for them. A request that needs more than there are takes all of its caller's
-    /// share. `None`: never, because nobody closes the semaphores.
+    /// Reserves this many bytes for a caller, and waits for them. A request that needs more than there are
+    /// takes all of its caller's share. `None`: never, because the semaphores are not closed.
     pub async fn reserve(&self, caller: &Caller, bytes: u64) -> Option<Reservation> {
         if let Some(reservation) = self.try_reserve(caller, bytes) {
             return Some(reservation);

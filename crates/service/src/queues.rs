@@ -130,7 +130,9 @@ pub fn waiting(
         .iter()
         .map(|queue| (queue.group.clone(), queue.topic.clone()))
         .collect();
-    let mut heads = heads(kafka, &pairs, Mode::Reachable, HEAD, timeout, |record| due_time(&record))?;
+    let mut heads = heads(kafka, &pairs, Mode::Reachable, HEAD, timeout, |record| {
+        due_time(&record)
+    })?;
     let waiting = queues.iter().filter_map(|queue| {
         let Head {
             backlog,

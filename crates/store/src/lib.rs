@@ -10,5 +10,5 @@ mod table;
 mod writer;
 
 pub use replica::{Follower, Replica, State, Topic};
-pub use table::{Document, Problem, Table};
+pub use table::{Document, DocumentProblem, Table};
 pub use writer::{Change, ChangeError, ChangeId, Changed, Decision, Writer};

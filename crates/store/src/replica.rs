@@ -20,7 +20,7 @@ use redeliver_runtime::health::Part;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
-use crate::table::{Document, Problem, Table};
+use crate::table::{Document, DocumentProblem, Table};
 
 /// The time between two looks at the end of the topic.
 const POLL: Duration = Duration::from_millis(500);
@@ -57,7 +57,7 @@ pub trait State: Clone + Default + PartialEq + Send + Sync + 'static {
     fn apply(&mut self, record: &Record);
 
     /// What is not, or not completely, used as it was written, by the key of the record.
-    fn problems(&self) -> BTreeMap<String, Problem<Self::Document>> {
+    fn problems(&self) -> BTreeMap<String, DocumentProblem<Self::Document>> {
         self.table().document_problems()
     }
 
@@ -317,10 +317,10 @@ struct Session {
 }
 
 impl<S: State> Follower<S> {
-    /// A follower of a topic, which somebody has to [run](Follower::run), and the replica that it keeps.
+    /// A follower of a topic, which works once it [runs](Follower::run), and the replica that it keeps.
     #[must_use]
     pub fn new(topic: Topic, registry: &mut Registry) -> (Self, Replica<S>) {
-        // Before the thread runs, so that nobody sees a process without this part as ready.
+        // Before the thread runs, so that the process is never ready without this part.
         topic.part.not_ready(format!("reading the {}", S::TOPIC));
         let (replica, state, woken) = Replica::new();
         let follower = Self {
@@ -359,7 +359,7 @@ impl<S: State> Follower<S> {
                 }
             }
             for _ in 0..polls(missed, self.topic.may_be_missing) {
-                // Without replicas, nobody needs the topic any more.
+                // Without replicas, the topic is no longer needed.
                 match self.woken.recv_timeout(POLL) {
                     Err(RecvTimeoutError::Timeout) if !self.topic.stop.is_cancelled() => {}
                     Ok(()) | Err(RecvTimeoutError::Timeout) => break,
@@ -412,7 +412,7 @@ impl<S: State> Follower<S> {
         Ok(())
     }
 
-    /// What applies is what was read to the end of the topic.
+    /// The state applies that was read to the end of the topic.
     fn succeeded(&self, session: &Session, at: Instant) {
         let offset = session.reader.position(&self.topic.name, 0);
         let known = session.id.zip(offset).map(|(topic, offset)| Known {
@@ -445,9 +445,9 @@ impl<S: State> Follower<S> {
                 continue;
             }
             if problem.is_damaged() {
-                tracing::error!(topic, key, %problem, "a value of the {} cannot be read", S::TOPIC);
+                tracing::error!(topic, key, %problem, "unreadable value in the {}", S::TOPIC);
             } else {
-                tracing::warn!(topic, key, %problem, "a value of the {} is only partially supported", S::TOPIC);
+                tracing::warn!(topic, key, %problem, "value in the {} only partially supported", S::TOPIC);
             }
         }
         self.state.send_replace(Some(Arc::new(state)));

@@ -61,7 +61,7 @@ pub trait Document: Clone + fmt::Debug + PartialEq + Send + Sync + 'static {
 
 /// Why a record is not, or not completely, used as it was written.
 #[derive(Clone, Debug, PartialEq)]
-pub enum Problem<D: Document> {
+pub enum DocumentProblem<D: Document> {
     /// Its key is of an unknown kind.
     Key,
     /// It cannot be read.
@@ -70,7 +70,7 @@ pub enum Problem<D: Document> {
     Newer,
 }
 
-impl<D: Document> Problem<D> {
+impl<D: Document> DocumentProblem<D> {
     fn of(entry: &Result<Arc<D>, D::Invalid>) -> Option<Self> {
         match entry {
             Ok(document) => document.is_newer().then_some(Self::Newer),
@@ -85,7 +85,7 @@ impl<D: Document> Problem<D> {
     }
 }
 
-impl<D: Document> fmt::Display for Problem<D> {
+impl<D: Document> fmt::Display for DocumentProblem<D> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Key => f.write_str("is of an unknown kind, and ignored"),
@@ -148,7 +148,7 @@ impl<D: Document> Table<D> {
         self.entries.get(key)
     }
 
-    /// A document; `None` also if it cannot be read, see [`Table::problem`].
+    /// A document; `None` if there is none, or if it cannot be read, see [`Table::problem`].
     #[must_use]
     pub fn get<Q>(&self, key: &Q) -> Option<&Arc<D>>
     where
@@ -177,20 +177,21 @@ impl<D: Document> Table<D> {
 
     /// The problem of a document, if there is one.
     #[must_use]
-    pub fn problem<Q>(&self, key: &Q) -> Option<Problem<D>>
+    pub fn problem<Q>(&self, key: &Q) -> Option<DocumentProblem<D>>
     where
         D::Key: Borrow<Q>,
         Q: Ord + ?Sized,
     {
-        self.entry(key).and_then(Problem::of)
+        self.entry(key).and_then(DocumentProblem::of)
     }
 
     /// All problems, by the key of the record.
     #[must_use]
-    pub fn document_problems(&self) -> BTreeMap<String, Problem<D>> {
+    pub fn document_problems(&self) -> BTreeMap<String, DocumentProblem<D>> {
         let entries = self.entries.iter();
-        let entries = entries.filter_map(|(key, entry)| Some((D::record_key(key), Problem::of(entry)?)));
-        let unknown = self.unknown.iter().map(|key| (key.clone(), Problem::Key));
+        let entries =
+            entries.filter_map(|(key, entry)| Some((D::record_key(key), DocumentProblem::of(entry)?)));
+        let unknown = self.unknown.iter().map(|key| (key.clone(), DocumentProblem::Key));
         entries.chain(unknown).collect()
     }
 

@@ -17,7 +17,7 @@ use tokio::sync::oneshot;
 use tokio::task::JoinError;
 
 use crate::replica::{Replica, State, read_after};
-use crate::table::{Document, Problem};
+use crate::table::{Document, DocumentProblem};
 
 /// How long a transaction may take, with everything before it.
 const CHANGE_TIMEOUT: Duration = Duration::from_secs(10);
@@ -54,7 +54,7 @@ pub trait Change: Send + Sync + 'static {
     /// Why nothing is to be written.
     fn decide(&self, state: &Self::State, id: ChangeId) -> Result<Decision<Self::State>, Self::Refused>;
 
-    /// Logs what was written.
+    /// Logs the written change.
     fn log(&self, document: &DocumentOf<Self>);
 }
 
@@ -79,7 +79,7 @@ pub enum Decision<S: State> {
     },
 }
 
-/// What was changed.
+/// The changed documents.
 #[derive(Debug, PartialEq)]
 pub struct Changed<D: Document> {
     /// The key of the document.
@@ -98,7 +98,7 @@ pub enum ChangeError<D: Document, R> {
     Revised(u64),
     /// This version would lose something of the document. Nothing was written.
     #[error("has a value that this version cannot change: it {0}")]
-    Unsupported(Problem<D>),
+    Unsupported(DocumentProblem<D>),
     /// The change is refused. Nothing was written.
     #[error("the change is refused")]
     Refused(R),

@@ -82,7 +82,7 @@ pub struct Daemon {
     pub process: ProcessId,
     /// What clients are given: `host:port` for Kafka, a URL for Redis.
     pub address: String,
-    /// Its data and its log; nothing else is in there.
+    /// Contains only its data and its log.
     pub directory: PathBuf,
 }
 

@@ -63,8 +63,8 @@ pub(crate) fn poll_until<T, S>(
     let end = Instant::now() + deadline;
     let mut delays = delays();
     loop {
-        // The condition is checked once more after the last delay, also if the deadline is shorter than a delay, or the
-        // machine was suspended.
+        // The condition is checked once more after the last delay, even if the deadline is shorter than a
+        // delay, or the machine was suspended.
         let state = match condition() {
             Ok(value) => return Ok(value),
             Err(state) => state,

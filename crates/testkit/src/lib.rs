@@ -10,7 +10,7 @@
 //! | [`addresses`](mod@addresses) | the addresses of the shared Kafka and Redis |
 //! | [`services_file`] | what `cargo xtask services up` started and left running |
 //! | [`unique`](mod@unique) | names and delays that no other test uses |
-//! | [`eventually`](mod@eventually) | waits for a condition, with a deadline that reports what was seen last |
+//! | [`eventually`](mod@eventually) | waits for a condition, with a deadline, and reports the last observation |
 //! | [`process`] | a program under test: kill, freeze, measure, read its output |
 //! | `EnvBuilder`, `TestEnv` | the configuration of a test and the processes that run with it; feature `services` |
 //! | `ServiceProcess` | one of our services, which can be killed and started again; feature `services` |

@@ -1,7 +1,7 @@
 //! One of our services under one name: killed, frozen, shut down and started again.
 //!
-//! It counts what was done to the process, since a run that killed nothing proves nothing. The output of every run is
-//! shown if the test fails.
+//! It counts the faults of the process, since a run that killed nothing proves nothing. The output of every
+//! run is shown if the test fails.
 
 use std::fmt;
 use std::net::SocketAddr;

@@ -571,8 +571,9 @@ impl Breaker {
             .is_some_and(|(failure, _)| self.view.decide(failure) == Verdict::Held(failure))
     }
 
-    /// When a driver should call a held record again. If it has nothing else to call, only that can decide about the
-    /// record. Otherwise, it does so in case the results of its other calls decide nothing for a long time.
+    /// When a driver should call a held record again. Without other records to call, only that can decide
+    /// about the record. Otherwise, it does so in case the results of its other calls decide nothing for a
+    /// long time.
     pub(crate) fn repeat_at(&self, is_alone: bool) -> Option<Instant> {
         let failures = match &self.state {
             State::Closed(closed) => closed.run.as_ref().map_or(0, Run::calls),

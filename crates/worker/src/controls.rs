@@ -13,24 +13,24 @@ use crate::engine::LaneChannel;
 use crate::metrics::WorkerMetrics;
 use crate::rate_limit::Limiter;
 
-/// What operators want of a pipeline, and what must obey it.
+/// The controls of a pipeline, and what they apply to.
 pub(crate) struct PipelineControls {
     control: Control,
     pipeline: Arc<str>,
-    obeying: Obeying,
+    controlled: Controlled,
     channels: Vec<Arc<LaneChannel>>,
 }
 
-/// What must obey besides the lanes.
-pub(crate) struct Obeying {
+/// What controls apply to, besides the lanes.
+pub(crate) struct Controlled {
     pub(crate) metrics: Arc<WorkerMetrics>,
     pub(crate) gate: Gate,
     pub(crate) limiter: Arc<Limiter>,
 }
 
 impl PipelineControls {
-    /// Call it before the lanes are started, so that no attempt starts faster than operators want.
-    pub(crate) fn new(host: &mut Host, control: Control, pipeline: Arc<str>, obeying: Obeying) -> Self {
+    /// Call it before the lanes are started, so that no attempt starts faster than the rate.
+    pub(crate) fn new(host: &mut Host, control: Control, pipeline: Arc<str>, controlled: Controlled) -> Self {
         host.report_paused(&pipeline, "paused pipelines", {
             let pipeline = pipeline.clone();
             move |snapshot| {
@@ -41,14 +41,15 @@ impl PipelineControls {
         let controls = Self {
             control,
             pipeline,
-            obeying,
+            controlled,
             channels: Vec::new(),
         };
-        controls.obeying.limiter.set_wanted(controls.state().rate);
+        controls.controlled.limiter.set_wanted(controls.state().rate);
         controls
     }
 
-    /// Makes a lane obey. Call it before the lane is started, so that it never runs while the pipeline is paused.
+    /// Applies to a lane. Call it before the lane is started, so that it never runs while the pipeline is
+    /// paused.
     pub(crate) fn applies_to(&mut self, channel: Arc<LaneChannel>) {
         channel.set_paused(self.state().is_paused);
         self.channels.push(channel);
@@ -71,11 +72,11 @@ impl PipelineControls {
     }
 
     fn apply(&self, PipelineState { is_paused, rate }: PipelineState) {
-        let Obeying {
+        let Controlled {
             metrics,
             gate,
             limiter,
-        } = &self.obeying;
+        } = &self.controlled;
         metrics.paused.set(is_paused.into());
         if limiter.set_wanted(rate) {
             gate.rate_changed();

@@ -158,7 +158,7 @@ impl<H: Handler> Driver<H> {
         }
         let wake_at = [self.repeat_held(work), self.unblock(work)];
         while work.slots < self.concurrency && !work.queue.is_empty() {
-            // Before the breaker, which would admit nothing else in the place of an attempt that has to wait.
+            // Before the breaker, which would admit no other in the place of an attempt that has to wait.
             if !work.may_start
                 && let Err(wait) = self.context.limiter.start()
             {

@@ -359,7 +359,8 @@ impl WorkerMetrics {
         histogram.observe(took.as_secs_f64());
     }
 
-    /// Counts what was written for a record. `attempts` is the number of its attempts that count, this one included.
+    /// Counts the outputs of a record. `attempts` is the number of its attempts that count, this one
+    /// included.
     pub(crate) fn written(&self, disposition: Disposition, attempts: u32) {
         match disposition {
             Disposition::Succeeded => {

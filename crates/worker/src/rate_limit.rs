@@ -128,7 +128,7 @@ impl Limiter {
     }
 }
 
-/// `None` if the time is 0, which is no limit.
+/// `None` if the time is 0, which is not a limit.
 fn limiter(limit: RateLimit) -> Option<DefaultDirectRateLimiter> {
     let attempts = limit.attempts.max(1);
     let quota = Quota::with_period(limit.per / attempts)?;

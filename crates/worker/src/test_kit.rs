@@ -93,11 +93,11 @@ pub struct TestRun {
     pub attempts: usize,
     /// The delays before the second and all further attempts.
     pub waits: Vec<Duration>,
-    /// What was written.
+    /// The outputs.
     pub end: End,
 }
 
-/// What was written for a record.
+/// The outputs of a record.
 #[derive(Clone, Debug)]
 #[expect(clippy::large_enum_variant, reason = "there are only a few, in tests")]
 pub enum End {

@@ -22,7 +22,7 @@ use tokio::sync::Notify;
 use crate::attempt::AttemptRunner;
 use crate::breaker::{BreakerObserver, BreakerSettings, FailureRate, Gate};
 use crate::budget::{BudgetShare, InFlight};
-use crate::controls::{Obeying, PipelineControls};
+use crate::controls::{Controlled, PipelineControls};
 use crate::dead_letter::OnDead;
 use crate::driver::{AttemptContext, Driver};
 use crate::engine::{Engine, EngineContext, LaneChannel, OutputTopics};
@@ -224,12 +224,12 @@ pub async fn spawn<H: Handler>(host: &mut Host, spec: &WorkerSpec, handler: H) -
         records: spec.in_flight,
         bytes: spec.in_flight_bytes,
     };
-    let obeying = Obeying {
+    let controlled = Controlled {
         metrics: metrics.clone(),
         gate: gate.clone(),
         limiter,
     };
-    let mut controls = PipelineControls::new(host, control, spec.pipeline.name.clone(), obeying);
+    let mut controls = PipelineControls::new(host, control, spec.pipeline.name.clone(), controlled);
     for number in 0..lanes {
         let changed: Arc<Notify> = Arc::default();
         let mut channels = Vec::new();

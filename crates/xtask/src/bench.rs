@@ -42,7 +42,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<ExitCode> {
         .status()
         .context("running cargo")?;
     ensure!(build.success(), "building the benchmarks: {build}");
-    // Nothing else uses these servers, so that other load does not affect the figures.
+    // Only benchmarks use these servers, so that other load does not affect the figures.
     let kafka = LocalKafka::start_for_benchmarks().context("starting Kafka")?;
     let redis = LocalRedis::start().context("starting Redis")?;
     // Not `cargo run`: for a single package, Cargo would select other features and compile the dependencies again.

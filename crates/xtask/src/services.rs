@@ -1,8 +1,8 @@
 //! `cargo xtask services up|down|status`: the Kafka and the Redis that the tests use.
 //!
-//! A server whose address is in the environment is used as it is. Otherwise Docker Compose runs the servers, or, without
-//! Docker, they run as local processes with their data in the target directory. A file there records what was started, so
-//! that `up` is idempotent and `down` finds it.
+//! A server whose address is in the environment is used as it is. Otherwise Docker Compose runs the servers,
+//! or, without Docker, they run as local processes with their data in the target directory. A file there
+//! records the started processes, so that `up` is idempotent and `down` finds it.
 
 use std::fs::File;
 use std::net::{TcpStream, ToSocketAddrs as _};

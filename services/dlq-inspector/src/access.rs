@@ -76,7 +76,7 @@ const PERMISSIONS: [(&str, Verb); 11] = [
     ("WatchDeadLetters", Verb::Read),
 ];
 
-/// What the call with this path requires of any topic; `None` if nobody may make it.
+/// What the call with this path requires of any topic; `None` if no caller may make it.
 pub(crate) fn required(path: &str) -> Option<(Area, Verb)> {
     let (service, method) = path.strip_prefix('/')?.split_once('/')?;
     let (area, calls) = match service {
@@ -200,7 +200,8 @@ impl Viewer {
         self.require_unmasked(topic)
     }
 
-    /// Requires that the caller may have dead letters of this topic redriven with other contents. Nobody edits what he has not seen.
+    /// Requires that the caller may have dead letters of this topic redriven with other contents. A caller
+    /// must have seen what it edits.
     pub(crate) fn require_editing(&self, topic: &str) -> Result<(), Status> {
         self.require_contents(topic)?;
         self.require_verb(Verb::Edit, topic)

@@ -163,8 +163,8 @@ impl Api {
     /// The caller of this request.
     fn viewer<T>(&self, request: &Request<T>) -> Result<Viewer, Status> {
         let reason = auth::reason(request.metadata())
-            .ok_or_else(|| invalid(auth::REASON, "is not percent-encoded UTF-8", "WHY_INVALID", []))?;
-        group_changes::check_why(auth::REASON, &reason)?;
+            .ok_or_else(|| invalid(auth::REASON, "is not percent-encoded UTF-8", "REASON_INVALID", []))?;
+        group_changes::check_reason(auth::REASON, &reason)?;
         Viewer::of(request, reason, self.masking.clone())
     }
 
@@ -181,7 +181,8 @@ impl Api {
         status(Code::ResourceExhausted, text, "TOO_MANY_ANSWERS", [])
     }
 
-    /// Reserves memory for a message that was made without, because nobody knew its size. Few calls wait with such a message.
+    /// Reserves memory for a message that was made without, because its size was unknown. Few calls wait with
+    /// such a message.
     async fn hold<T: Message>(&self, viewer: &Viewer, message: &T) -> Result<Reservation, Status> {
         let size = message.encoded_len() as u64;
         if let Some(memory) = self.memory.try_reserve(viewer.caller(), size) {

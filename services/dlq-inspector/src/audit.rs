@@ -1,7 +1,7 @@
 //! The audit topic: records who gets payloads, before they are sent, and reads the entries of all services.
 //!
-//! If an entry cannot be written, the payload is not sent: a disclosure that nobody can find out is worse than a request that has to be
-//! repeated. `dlq_inspector.record_disclosures: false` turns the entries off.
+//! If an entry cannot be written, the payload is not sent: an unrecorded disclosure is worse than a request
+//! that has to be repeated. `dlq_inspector.record_disclosures: false` turns the entries off.
 
 use std::ops::ControlFlow;
 use std::sync::Arc;
@@ -17,7 +17,7 @@ use redeliver_proto::convert::from_timestamp;
 use redeliver_proto::error::status;
 use redeliver_proto::{Message as _, v1};
 use redeliver_service::Host;
-use redeliver_service::audit::{Action, AuditLog, AuditWriter, Entry, MAX_IDS, blocking};
+use redeliver_service::audit::{Action, AuditEntry, AuditLog, AuditWriter, MAX_IDS, blocking};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tonic::{Code, Status};
 
@@ -26,7 +26,7 @@ use crate::metrics::Metrics;
 
 /// How long a caller waits for the first record of a page.
 const READ_TIMEOUT: Duration = Duration::from_secs(15);
-/// After this time, a page has what was found until then.
+/// After this time, a page ends with the entries found so far.
 const PAGE_TIME: Duration = Duration::from_secs(5);
 /// Maximum number of concurrent readers. Further ones wait.
 const READERS: usize = 2;
@@ -63,7 +63,7 @@ pub(crate) struct Disclosure {
     pub(crate) action: Action,
     /// The dead letter, if it is a single one.
     pub(crate) target: String,
-    /// Without what was searched for in payloads.
+    /// Without the search texts for payloads.
     pub(crate) filter: String,
     /// The first [`MAX_IDS`].
     pub(crate) ids: Vec<String>,
@@ -209,15 +209,15 @@ impl Audit {
         let Some(writer) = self.writer.as_ref().filter(|_| disclosure.count > 0) else {
             return Ok(());
         };
-        let entry = Entry {
+        let entry = AuditEntry {
             target: disclosure.target,
             filter: disclosure.filter,
             count: disclosure.count,
-            why: viewer.reason().to_owned(),
+            reason: viewer.reason().to_owned(),
             ids: disclosure.ids,
             ranges: disclosure.ranges,
             is_masked: disclosure.is_masked,
-            ..Entry::new(viewer.name().clone(), disclosure.action)
+            ..AuditEntry::new(viewer.name().clone(), disclosure.action)
         };
         let Err(problem) = writer.write(entry, now).await else {
             return Ok(());
@@ -226,7 +226,7 @@ impl Audit {
         tracing::error!(
             topic = &**self.log.topic(),
             %problem,
-            "cannot record who gets a payload; refusing it"
+            "cannot record a disclosure in the audit topic; refusing it"
         );
         Err(unavailable(
             "cannot record in the audit topic who gets the payload; retry later",
@@ -329,7 +329,7 @@ impl<'w> PageBuilder<'w> {
                 .as_ref()
                 .is_none_or(|time| from_timestamp(time).is_some())
         });
-        // What cannot be read is listed without its contents: nobody must overlook it.
+        // An unreadable entry is listed without its contents, so that it is not overlooked.
         if entry.as_ref().is_none_or(|entry| self.wanted.has(entry)) {
             self.bytes += bytes;
             self.page.entries.push(v1::ListedAuditEntry {

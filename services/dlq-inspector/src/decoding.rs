@@ -9,8 +9,8 @@
 //! | Protobuf | `protobuf` | the path of the message type in its file, and the message. `protox` compiles what the schema has left of it after it was reduced, `prost-reflect` reads the message |
 //! | JSON Schema | - | a JSON document, whatever the schema says |
 //!
-//! Whoever may write to a dead-letter topic and to the registry chooses schemas and values. So the length and the depth of values, schemas and results
-//! are bounded: a stack that overflows ends the process. No IO.
+//! Writers of dead-letter topics and of the registry choose schemas and values. So the length and the depth
+//! of values, schemas and results are bounded: a stack that overflows ends the process. No IO.
 
 mod avro;
 mod json;

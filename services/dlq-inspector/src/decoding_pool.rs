@@ -1,4 +1,5 @@
-//! Parses schemas and decodes values on threads for blocking work, a few at a time: both can take seconds and megabytes, and nobody can stop them.
+//! Parses schemas and decodes values on threads for blocking work, a few at a time: both can take seconds and
+//! megabytes, and cannot be stopped.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -39,7 +40,7 @@ impl DecodingPool {
             return Err(NoResult::Busy);
         };
         let working = tokio::task::spawn_blocking(move || {
-            // Held until the work ends, also if nobody waits for it any more.
+            // Held until the work ends, even if its caller has given up.
             let _permit = permit;
             work()
         });

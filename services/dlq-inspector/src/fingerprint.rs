@@ -118,7 +118,7 @@ struct Template<'m> {
     rest: &'m str,
     /// Whether the message continues after `rest`.
     is_cut: bool,
-    /// Quotation marks that `rest` does not contain, so that nobody looks for them again.
+    /// Quotation marks that `rest` does not contain, so that they are not looked for again.
     unclosed: Vec<char>,
     text: String,
     /// The number of characters of `text`.

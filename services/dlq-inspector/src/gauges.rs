@@ -43,7 +43,7 @@ impl Gauges {
             if let Err(error) = counted
                 && log_throttle.should_log()
             {
-                tracing::warn!(error = %error_chain(&error), "cannot count open dead letters; trying again later");
+                tracing::warn!(error = %error_chain(&error), "cannot count open dead letters; retrying");
             }
             self.metrics.set_size(index::size(&self.directory));
             tokio::select! {

@@ -1,4 +1,4 @@
-//! What somebody has decided about groups of dead letters: states and notes.
+//! The states and notes that operators have given groups of dead letters.
 //!
 //! The truth is the topic [`TOPIC`]: compacted, with one partition. Each inspector follows it, and a change is a compare-and-set, see
 //! [`redeliver_store`]. Nothing of it is in the index, so that a rebuilt index changes nothing.

@@ -167,7 +167,7 @@ pub struct Index {
 }
 
 /// The name of the database file if its contents depend on no settings.
-pub const FILE: &str = "dlq-index-v13.db";
+pub const FILE: &str = "dlq-index-v14.db";
 
 /// What the names of the files of all versions begin with.
 const PREFIX: &str = "dlq-index";
@@ -246,7 +246,7 @@ fn open_or_create(path: &Path) -> Result<(Connection, bool), IndexError> {
             return Err(database("opening the index")(error));
         }
         Err(error) => {
-            tracing::warn!(path = %path.display(), %error, "the index is unusable; rebuilding it");
+            tracing::warn!(path = %path.display(), %error, "index unusable; rebuilding it");
             remove(path).map_err(|source| IndexError::Directory {
                 path: path.to_owned(),
                 source,
@@ -260,7 +260,7 @@ fn open_or_create(path: &Path) -> Result<(Connection, bool), IndexError> {
 fn remove_outdated(path: &Path) {
     for file in outdated(path) {
         match std::fs::remove_file(&file) {
-            Ok(()) => tracing::info!(path = %file.display(), "deleted a previous index"),
+            Ok(()) => tracing::info!(path = %file.display(), "previous index deleted"),
             Err(error) => tracing::warn!(path = %file.display(), %error, "cannot delete a previous index"),
         }
     }

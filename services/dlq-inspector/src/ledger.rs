@@ -1,4 +1,4 @@
-//! The ledger: a compacted topic that records what was done with dead letters, keyed by their ids.
+//! The ledger: a compacted topic with the states of dead letters, keyed by their ids.
 //!
 //! Dead letters themselves are never changed. A tool that redrives or discards a dead letter writes an entry here, and
 //! the index joins it with the dead letter.
@@ -13,7 +13,7 @@ use crate::letter::{ContentHash, HASH_BYTES};
 /// The name of the ledger topic.
 pub const TOPIC: &str = "redeliver.dlq.ledger";
 
-/// What was done with a dead letter. The index and the protocol store these numbers.
+/// The state of a dead letter. The index and the protocol store these numbers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum State {
     /// Nothing yet.
@@ -48,7 +48,7 @@ impl State {
 
 /// The state of a dead letter, and who set it, when and why.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Entry {
+pub struct LedgerEntry {
     /// The state.
     pub state: State,
     /// When it was set; `None` if unknown.
@@ -56,7 +56,7 @@ pub struct Entry {
     /// Who set it.
     pub by: String,
     /// Why.
-    pub note: String,
+    pub reason: String,
     /// The hash of the record that the entry applies to; `None` for any record that is not certainly younger.
     pub content: Option<ContentHash>,
 }
@@ -86,7 +86,7 @@ pub struct Update {
     /// The dead letter.
     pub id: Position,
     /// Its new entry; `None` sets it back to open.
-    pub entry: Option<Entry>,
+    pub entry: Option<LedgerEntry>,
     /// Which of two entries counts.
     pub version: Version,
 }
@@ -151,7 +151,7 @@ impl Update {
     /// If its key or value is invalid.
     pub fn read(record: &Record) -> Result<Self, InvalidEntry> {
         let (id, entry) = decode(record)?;
-        let entry = entry.map(Entry::read).transpose()?;
+        let entry = entry.map(LedgerEntry::read).transpose()?;
         let state = entry.as_ref().map_or(State::Open, |entry| entry.state);
         Ok(Self {
             id,
@@ -161,7 +161,7 @@ impl Update {
     }
 }
 
-impl Entry {
+impl LedgerEntry {
     /// Checks a value of the ledger.
     ///
     /// # Errors
@@ -176,7 +176,7 @@ impl Entry {
             state,
             time: entry.time.as_ref().and_then(from_timestamp),
             by: entry.by,
-            note: entry.note,
+            reason: entry.reason,
             content,
         })
     }
@@ -218,17 +218,17 @@ mod tests {
             state: v1::DeadLetterState::Discarded.into(),
             time: Some(to_timestamp(Timestamp::from_millis(5))),
             by: "ann".into(),
-            note: "test data".into(),
+            reason: "test data".into(),
             content_hash: vec![7; HASH_BYTES].into(),
             ..v1::LedgerEntry::default()
         };
         let update = Update::read(&record("t-dlq/1/2", Some(written.encode_to_vec()))).unwrap();
         assert_eq!(update.id.to_string(), "t-dlq/1/2");
-        let expected = Entry {
+        let expected = LedgerEntry {
             state: State::Discarded,
             time: Some(Timestamp::from_millis(5)),
             by: "ann".into(),
-            note: "test data".into(),
+            reason: "test data".into(),
             content: Some([7; HASH_BYTES]),
         };
         assert_eq!(update.entry, Some(expected));

@@ -164,7 +164,7 @@ mod tests {
         let [bob, eve] = [&b"no mail to bob@example.com"[..], b"no mail to eve@example.org"].map(letter);
         assert_eq!(bob.group, eve.group);
         assert_eq!(bob.masked_facts.unwrap().error_message, "no mail to <masked>");
-        // Whoever may see everything sees and finds the whole message.
+        // Callers who may see everything see and find the whole message.
         assert_eq!(bob.facts.error_message, "no mail to bob@example.com");
         assert_eq!(letter(b"refused").masked_facts, None);
     }

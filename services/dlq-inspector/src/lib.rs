@@ -1,6 +1,6 @@
 //! The dead-letter inspector lists, filters, counts and streams the dead letters of all topics of a cluster over gRPC.
 //!
-//! Dead letters stay in their topics, and a ledger topic records what was done with them. The index of both is a local
+//! Dead letters stay in their topics, and a ledger topic records their states. The index of both is a local
 //! file that can be rebuilt from Kafka at any time.
 //!
 //! | module | responsibility |
@@ -184,7 +184,7 @@ pub fn mount(host: &mut Host, listener: Listener) -> anyhow::Result<()> {
         masking: masking.clone(),
     };
     let pool = Pool::new(&config.data_dir, &contents.settings());
-    tracing::info!(api = %address, data_dir = %config.data_dir.display(), "inspecting dead letters");
+    tracing::info!(api = %address, data_dir = %config.data_dir.display(), "serving the dead-letter API");
 
     let states = host.follow(group_states::TOPIC)?;
     let redrives_topic = host.config.redrives_topic();

@@ -62,7 +62,7 @@ pub(crate) struct MaskedHeaders {
 pub(crate) enum MaskedValue<'m> {
     /// With the paths that were found in it.
     Shown(Bytes, Vec<&'m FieldPath>),
-    /// There are paths, and the value is no JSON document in which they can be found.
+    /// There are paths, and the value is not a JSON document in which they can be found.
     Withheld,
 }
 
@@ -301,7 +301,7 @@ fn masked_message(name: &str, value: &[u8], expressions: &[&Expression]) -> Opti
     let Some(text) = text.filter(|text| text.len() <= MAX_SEARCHED) else {
         return Some(MASK.to_owned());
     };
-    // Whoever wrote the dead letter has cut the message, perhaps within a character.
+    // The writer of the dead letter has cut the message, perhaps within a character.
     let is_cut = name == ERROR_MESSAGE && text.len() + 3 >= MESSAGE_LIMIT;
     let masked = text::mask(text, expressions, is_cut);
     (masked != text).then(|| masked.into_owned())

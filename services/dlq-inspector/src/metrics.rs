@@ -164,7 +164,7 @@ impl Metrics {
         );
         registry.register(
             "dlq_redrives",
-            "Redrives, discards and restores in progress, by state: planned, running, paused, braked (too many records came back)",
+            "Redrives, discards and restores in progress, by state: planned, running, paused, auto_paused (too many records came back)",
             metrics.redrives.clone(),
         );
         registry.register(

@@ -25,7 +25,8 @@ impl Patterns {
         }
     }
 
-    /// Without these topics, such as the audit topic: whoever sees dead letters does not thereby see who has read them.
+    /// Without these topics, such as the audit topic: access to dead letters does not include who has read
+    /// them.
     #[must_use]
     pub fn without(self, excluded: impl Into<Vec<String>>) -> Self {
         Self {

@@ -9,19 +9,19 @@
 //! | `counts` | counts of records; no IO |
 //! | `page` | the records that are due first; no IO |
 //! | `tally` | which records match, and what is known of them; no IO |
-//! | `decision` | what was done with dead letters, from the ledger; no IO |
-//! | `life` | the steps of a record's life from its copies; no IO |
+//! | `decision` | decisions about dead letters, from the ledger; no IO |
+//! | `timeline` | the steps of a record's life from its copies; no IO |
 //! | `limit` | how many scans run at the same time |
 //! | `scans` | reads the topics |
 
 pub(crate) mod counts;
 pub(crate) mod decision;
 pub(crate) mod facts;
-pub(crate) mod life;
 pub(crate) mod limit;
 pub(crate) mod page;
 pub(crate) mod scans;
 pub(crate) mod tally;
+pub(crate) mod timeline;
 
 use std::fmt;
 use std::str::FromStr;

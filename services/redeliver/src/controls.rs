@@ -27,7 +27,7 @@ pub(crate) struct PauseArgs {
     name: ControlName,
     /// Reason for the audit log, at most 1000 bytes
     #[arg(long, value_name = "TEXT")]
-    why: String,
+    reason: String,
     #[command(flatten)]
     change: ChangeArgs,
 }
@@ -42,7 +42,7 @@ pub(crate) struct ResumeArgs {
     as_configured: bool,
     /// Reason for the audit log, at most 1000 bytes
     #[arg(long, value_name = "TEXT", default_value = "", hide_default_value = true)]
-    why: String,
+    reason: String,
     #[command(flatten)]
     change: ChangeArgs,
 }
@@ -57,7 +57,7 @@ pub(crate) struct RateArgs {
     rate: Rate,
     /// Reason for the audit log, at most 1000 bytes
     #[arg(long, value_name = "TEXT")]
-    why: String,
+    reason: String,
     #[command(flatten)]
     change: ChangeArgs,
 }
@@ -69,7 +69,7 @@ pub(crate) struct ReleaseArgs {
     name: ControlName,
     /// Reason for the audit log, at most 1000 bytes
     #[arg(long, value_name = "TEXT")]
-    why: String,
+    reason: String,
     #[command(flatten)]
     change: ChangeArgs,
 }
@@ -151,13 +151,13 @@ fn rate(text: &str) -> Result<Rate, String> {
 }
 
 pub(crate) fn pause(args: &PauseArgs) -> ExitCode {
-    args.change.run(&args.name, &args.why, async |client, change| {
+    args.change.run(&args.name, &args.reason, async |client, change| {
         client.pause(change).await
     })
 }
 
 pub(crate) fn resume(args: &ResumeArgs) -> ExitCode {
-    args.change.run(&args.name, &args.why, async |client, change| {
+    args.change.run(&args.name, &args.reason, async |client, change| {
         if args.as_configured {
             client.reset(change).await
         } else {
@@ -171,17 +171,17 @@ pub(crate) fn resume(args: &ResumeArgs) -> ExitCode {
 }
 
 pub(crate) fn set_rate(args: &RateArgs) -> ExitCode {
-    args.change.run(&args.name, &args.why, async |client, change| {
+    args.change.run(&args.name, &args.reason, async |client, change| {
         let ChangeControlRequest {
             name,
-            why,
+            reason,
             expected_revision,
         } = change;
         let Rate(limit) = args.rate;
         let request = SetControlRateRequest {
             name,
             rate: limit.map(|limit| RateLimit { limit: Some(limit) }),
-            why,
+            reason,
             expected_revision,
         };
         client.set_rate(request).await
@@ -192,7 +192,7 @@ pub(crate) fn release(args: &ReleaseArgs) -> ExitCode {
     if let ControlName::WholeTier(_) = args.name {
         return release_whole_tier(args);
     }
-    args.change.run(&args.name, &args.why, async |client, change| {
+    args.change.run(&args.name, &args.reason, async |client, change| {
         client.release(change).await
     })
 }
@@ -208,7 +208,7 @@ fn release_whole_tier(args: &ReleaseArgs) -> ExitCode {
         let client = change.server.connect(config).await?;
         let request = ReleaseWholeTierRequest {
             name: args.name.to_string(),
-            why: args.why.clone(),
+            reason: args.reason.clone(),
         };
         let released = client.release_whole_tier(request).await;
         let mut released = released.map_err(|error| failure(&args.name, error))?;
@@ -257,14 +257,14 @@ impl ChangeArgs {
     fn run(
         &self,
         name: &ControlName,
-        why: &str,
+        reason: &str,
         change: impl AsyncFnOnce(&ControlClient, ChangeControlRequest) -> Result<Control, ClientError>,
     ) -> ExitCode {
         with_config(&self.server.common, async |config| {
             let client = self.server.connect(config).await?;
             let request = ChangeControlRequest {
                 name: name.to_string(),
-                why: why.to_owned(),
+                reason: reason.to_owned(),
                 expected_revision: self.expected_revision,
             };
             let changed = change(&client, request).await;
@@ -307,12 +307,12 @@ const COLUMNS: [Column<Control>; 7] = [
     ("revision", |control, _| control.revision.text()),
     ("changed", |control, _| control.changed_at.text()),
     ("by", |control, _| control.changed_by.text()),
-    ("why", |control, _| {
-        control.problem.text().or_else(|| control.why.text())
+    ("reason", |control, _| {
+        control.problem.text().or_else(|| control.reason.text())
     }),
 ];
 
-/// What applies or is wanted, of any kind.
+/// An effective or desired state, of any kind.
 #[derive(Clone, Debug, Default, PartialEq)]
 struct Shown {
     state: RunState,
@@ -360,7 +360,7 @@ impl From<&TierControl> for Shown {
     }
 }
 
-/// What applies.
+/// The effective state.
 fn effective(control: &Control) -> Shown {
     match &control.effective {
         Some(Effective::EffectiveApplication(app)) => app.into(),
@@ -370,7 +370,7 @@ fn effective(control: &Control) -> Shown {
     }
 }
 
-/// What is wanted.
+/// The desired state.
 fn desired(control: &Control) -> Shown {
     match &control.desired {
         Some(Desired::Application(app)) => app.into(),
@@ -424,7 +424,7 @@ fn as_text(control: &Control) -> String {
         ("revision", &control.revision),
         ("changed at", &control.changed_at),
         ("changed by", &control.changed_by),
-        ("why", &control.why),
+        ("reason", &control.reason),
         ("problem", &control.problem),
     ])
 }
@@ -435,7 +435,7 @@ fn as_json(control: &Control) -> Json {
         "revision": control.revision,
         "changed_at": control.changed_at.text(),
         "changed_by": control.changed_by.text(),
-        "why": control.why.text(),
+        "reason": control.reason.text(),
         "desired": control.desired.is_some().then(|| desired(control).to_json()),
         "effective": effective(control).to_json(),
         "problem": control.problem.text(),
@@ -507,7 +507,7 @@ mod tests {
             revision: 3,
             changed_at: Some(to_timestamp("2026-11-25T01:30:00Z".parse().unwrap())),
             changed_by: "ann".to_owned(),
-            why: "outage".to_owned(),
+            reason: "outage".to_owned(),
             desired: Some(Desired::Application(ApplicationControl {
                 state: RunState::Paused.into(),
                 rate: None,
@@ -527,7 +527,7 @@ wanted rate   as configured
 revision      3
 changed at    2026-11-25T01:30:00.000Z
 changed by    ann
-why           outage
+reason        outage
 ";
         assert_eq!(as_text(&control), expected);
         let expected = [

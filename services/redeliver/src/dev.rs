@@ -289,7 +289,7 @@ async fn print_totals(totals: Arc<Mutex<Totals>>, stop: CancellationToken) -> an
     }
 }
 
-/// Prints a line. Nobody reads any more if stdout is closed, as by `head`: then everything stops.
+/// Prints a line. If stdout is closed, as by `head`, everything stops.
 fn tell(line: impl fmt::Display, stop: &CancellationToken) {
     if !print_line(line) {
         stop.cancel();

@@ -68,24 +68,24 @@ enum Verb {
     Group(groups::GroupArgs),
     /// Redrive dead letters: write their records to their pipelines again
     #[command(
-        after_help = "Examples:\n  redeliver dlq redrive --group f43138895ada823c --plan\n  redeliver dlq redrive --group f43138895ada823c --rate 50 --why INC-17\n  redeliver dlq redrive --filter 'pipeline = \"orders\" AND state = OPEN' --why INC-17\n\nExit status: 3 if some dead letters were not done or came back, or the job was not confirmed, paused or cancelled"
+        after_help = "Examples:\n  redeliver dlq redrive --group f43138895ada823c --plan\n  redeliver dlq redrive --group f43138895ada823c --rate 50 --reason INC-17\n  redeliver dlq redrive --filter 'pipeline = \"orders\" AND state = OPEN' --reason INC-17\n\nExit status: 3 if some dead letters were not done or came back, or the job was not confirmed, paused or cancelled"
     )]
     Redrive(redrives::RedriveArgs),
     /// Redrive one dead letter with another value, key or headers
     #[command(
-        after_help = "Examples:\n  redeliver dlq edit orders-dlq/7/0\n  redeliver dlq edit orders-dlq/7/0 --value-file fixed.json --why 'typo in the amount'\n\nExit status: 3 if the dead letter was not redriven"
+        after_help = "Examples:\n  redeliver dlq edit orders-dlq/7/0\n  redeliver dlq edit orders-dlq/7/0 --value-file fixed.json --reason 'typo in the amount'\n\nExit status: 3 if the dead letter was not redriven"
     )]
     Edit(edit::EditArgs),
     /// Redrive the unchanged dead letters of an exported file
     #[command(
-        after_help = "Examples:\n  redeliver dlq import orders.jsonl --why INC-17\n\nExit status: 3 if some dead letters were not done or came back, or the job was not confirmed, paused or cancelled"
+        after_help = "Examples:\n  redeliver dlq import orders.jsonl --reason INC-17\n\nExit status: 3 if some dead letters were not done or came back, or the job was not confirmed, paused or cancelled"
     )]
     Import(import::ImportArgs),
     /// List and change redrives, discards and restores
     Redrives(redrives::RedrivesArgs),
     /// Discard dead letters, so that they are not redriven
     #[command(
-        after_help = "Examples:\n  redeliver dlq discard --group f43138895ada823c --why 'test data'\n\nExit status: 3 if some dead letters were not done or came back, or the job was not confirmed, paused or cancelled"
+        after_help = "Examples:\n  redeliver dlq discard --group f43138895ada823c --reason 'test data'\n\nExit status: 3 if some dead letters were not done or came back, or the job was not confirmed, paused or cancelled"
     )]
     Discard(redrives::DiscardArgs),
     /// Open discarded dead letters again
@@ -122,7 +122,7 @@ struct FilterArgs {
 struct ReasonArgs {
     /// Reason for the audit log, for reading payloads
     #[arg(long, value_name = "REASON")]
-    why: Option<String>,
+    reason: Option<String>,
 }
 
 #[derive(Args)]
@@ -207,7 +207,7 @@ impl Verb {
             Self::Watch(args) => &args.reason,
             Self::Export(args) => &args.reason,
             // The editor shows the payload.
-            Self::Edit(args) => return Some(&*args.run.why).filter(|why| !why.is_empty()),
+            Self::Edit(args) => return Some(&*args.run.reason).filter(|reason| !reason.is_empty()),
             Self::Ls(_)
             | Self::Stats(_)
             | Self::Groups(_)
@@ -219,7 +219,7 @@ impl Verb {
             | Self::Restore(_)
             | Self::Audit(_) => return None,
         };
-        reason.why.as_deref()
+        reason.reason.as_deref()
     }
 }
 
@@ -273,10 +273,10 @@ pub(crate) fn main(args: &DlqArgs) -> ExitCode {
     })
 }
 
-/// Runs a command that asks the inspector. `why`: why payloads are read.
+/// Runs a command that asks the inspector. `reason`: why payloads are read.
 pub(crate) fn with_inspector(
     args: &InspectorArgs,
-    why: Option<&str>,
+    reason: Option<&str>,
     run: impl AsyncFnOnce(&Endpoint, &Service) -> Result<ExitCode, CliError>,
 ) -> ExitCode {
     let config = match args.common.load() {
@@ -289,8 +289,8 @@ pub(crate) fn with_inspector(
     conclude(async {
         let service = inspector(&config);
         let mut endpoint = args.connection.endpoint(args.server.as_deref(), &service)?;
-        if let Some(why) = why {
-            endpoint = endpoint.reason(why);
+        if let Some(reason) = reason {
+            endpoint = endpoint.reason(reason);
         }
         run(&endpoint, &service).await
     })

@@ -37,7 +37,7 @@ enum Verb {
     Get(GetArgs),
     /// Cancel a job
     #[command(
-        after_help = "Examples:\n  redeliver jobs cancel 01M7Z0Q7XE000G000000000000\n  redeliver jobs cancel --app sms --idempotency-key order-7 --why 'paid'\n\nExit status: 1 if the job was dispatched or is unknown"
+        after_help = "Examples:\n  redeliver jobs cancel 01M7Z0Q7XE000G000000000000\n  redeliver jobs cancel --app sms --idempotency-key order-7 --reason 'paid'\n\nExit status: 1 if the job was dispatched or is unknown"
     )]
     Cancel(ChangeArgs),
     /// Change the due time of a job
@@ -67,18 +67,18 @@ pub(crate) struct SchedulerArgs {
 
 /// The reason of a change.
 #[derive(Args, Default)]
-pub(crate) struct WhyArgs {
+pub(crate) struct ReasonArgs {
     /// Reason for the audit log, at most 1000 bytes
     #[arg(long, value_name = "TEXT", default_value = "", hide_default_value = true)]
-    why: String,
+    reason: String,
 }
 
-impl WhyArgs {
+impl ReasonArgs {
     pub(crate) fn add_to(&self, endpoint: Endpoint) -> Endpoint {
-        if self.why.is_empty() {
+        if self.reason.is_empty() {
             return endpoint;
         }
-        endpoint.reason(&self.why)
+        endpoint.reason(&self.reason)
     }
 }
 
@@ -130,7 +130,7 @@ struct ChangeArgs {
     #[command(flatten)]
     job: ChangedJobArgs,
     #[command(flatten)]
-    why: WhyArgs,
+    reason: ReasonArgs,
     #[command(flatten)]
     output: OutputArgs,
     #[command(flatten)]
@@ -209,12 +209,12 @@ pub(crate) fn main(args: &JobsArgs) -> ExitCode {
 
 impl SchedulerArgs {
     async fn connect(&self, config: &Config) -> Result<JobClient, CliError> {
-        self.connect_to_change(config, &WhyArgs::default()).await
+        self.connect_to_change(config, &ReasonArgs::default()).await
     }
 
-    async fn connect_to_change(&self, config: &Config, why: &WhyArgs) -> Result<JobClient, CliError> {
+    async fn connect_to_change(&self, config: &Config, reason: &ReasonArgs) -> Result<JobClient, CliError> {
         let service = scheduler(config);
-        let endpoint = why.add_to(self.endpoint(&service)?);
+        let endpoint = reason.add_to(self.endpoint(&service)?);
         let connected = JobClient::connect(&endpoint).await;
         connected.map_err(|error| service.failure(error))
     }
@@ -273,7 +273,7 @@ impl ChangedJob<'_> {
 
 async fn cancel(config: &Config, args: &ChangeArgs) -> Result<ExitCode, CliError> {
     let job = args.job.named()?;
-    let client = args.scheduler.connect_to_change(config, &args.why).await?;
+    let client = args.scheduler.connect_to_change(config, &args.reason).await?;
     let answer = job.cancel(&client).await?;
     print_answer(&job, args.output.format, &answer);
     // A repeated request succeeds as well: the response to the first one may have been lost.
@@ -287,7 +287,7 @@ async fn reschedule(config: &Config, args: &RescheduleArgs) -> Result<ExitCode, 
     let when = due(args.when.at, args.when.after)?;
     let args = &args.change;
     let job = args.job.named()?;
-    let client = args.scheduler.connect_to_change(config, &args.why).await?;
+    let client = args.scheduler.connect_to_change(config, &args.reason).await?;
     let answer = job.reschedule(&client, when).await?;
     print_answer(&job, args.output.format, &answer);
     Ok(match answer.outcome {

@@ -60,7 +60,7 @@ enum Command {
     Schedules(schedules::SchedulesArgs),
     /// Pause an application, a pipeline or a tier
     #[command(
-        after_help = "Examples:\n  redeliver pause app/sms --why 'the provider is down'\n  redeliver pause pipeline/orders --why maintenance\n  redeliver pause tier/orders/30s --why 'the endpoint is overloaded'"
+        after_help = "Examples:\n  redeliver pause app/sms --reason 'the provider is down'\n  redeliver pause pipeline/orders --reason maintenance\n  redeliver pause tier/orders/30s --reason 'the endpoint is overloaded'"
     )]
     Pause(controls::PauseArgs),
     /// Resume an application, a pipeline or a tier
@@ -70,12 +70,12 @@ enum Command {
     Resume(controls::ResumeArgs),
     /// Limit the jobs, attempts or releases per second of an application, a pipeline or a tier
     #[command(
-        after_help = "Examples:\n  redeliver rate app/sms 5 --why 'the provider is slow'\n  redeliver rate pipeline/orders configured --why 'INC-17 is over'"
+        after_help = "Examples:\n  redeliver rate app/sms 5 --reason 'the provider is slow'\n  redeliver rate pipeline/orders configured --reason 'INC-17 is over'"
     )]
     Rate(controls::RateArgs),
     /// Release the waiting records of a tier before they are due
     #[command(
-        after_help = "Examples:\n  redeliver release tier/orders/1h --why 'the endpoint is repaired'\n  redeliver release tier/1h --why 'the network works again'\n  redeliver release tier/orders/scheduler --why 'INC-17 is over'"
+        after_help = "Examples:\n  redeliver release tier/orders/1h --reason 'the endpoint is repaired'\n  redeliver release tier/1h --reason 'the network works again'\n  redeliver release tier/orders/scheduler --reason 'INC-17 is over'"
     )]
     Release(controls::ReleaseArgs),
     /// List pauses, rates and releases

@@ -1,6 +1,6 @@
 //! Output of commands: tables, JSON, and raw bytes.
 //!
-//! Records may contain any bytes. Characters that a terminal obeys are escaped, also in JSON.
+//! Records may contain any bytes. Control characters are escaped, also in JSON.
 
 #[cfg(test)]
 mod extremes;
@@ -157,7 +157,7 @@ fn print(text: impl fmt::Display) {
     crate::say(text);
 }
 
-/// Prints a JSON document in one line that no terminal obeys.
+/// Prints a JSON document in one line, with control characters escaped.
 pub(crate) fn print_json(document: impl fmt::Display) {
     print(json_line(&document.to_string()));
 }

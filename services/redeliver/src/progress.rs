@@ -31,7 +31,7 @@ impl Progress {
         }
     }
 
-    /// Whether anybody sees it.
+    /// Whether it is visible.
     pub(crate) fn is_shown(&self) -> bool {
         self.is_shown
     }

@@ -19,7 +19,7 @@ use serde_json::json;
 use self::definition::{ChangesArgs, DefinitionArgs, read_definition};
 use self::show::{COLUMNS, as_json, as_text, definition_json};
 use crate::connection::{CliError, conclude, scheduler};
-use crate::jobs::{SchedulerArgs, WhyArgs};
+use crate::jobs::{ReasonArgs, SchedulerArgs};
 use crate::output::{Format, OutputArgs, print_item, print_items};
 use crate::pages::read_pages;
 
@@ -79,7 +79,7 @@ struct IdArgs {
 #[derive(Args)]
 struct ChangeArgs {
     #[command(flatten)]
-    why: WhyArgs,
+    reason: ReasonArgs,
     #[command(flatten)]
     schedule: IdArgs,
 }
@@ -92,7 +92,7 @@ struct CreateArgs {
     #[command(flatten)]
     definition: DefinitionArgs,
     #[command(flatten)]
-    why: WhyArgs,
+    reason: ReasonArgs,
     #[command(flatten)]
     output: OutputArgs,
     #[command(flatten)]
@@ -104,7 +104,7 @@ struct SetArgs {
     #[command(flatten)]
     changes: ChangesArgs,
     #[command(flatten)]
-    why: WhyArgs,
+    reason: ReasonArgs,
     #[command(flatten)]
     schedule: IdArgs,
 }
@@ -121,7 +121,7 @@ struct UpdateArgs {
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     expected_revision: Option<u32>,
     #[command(flatten)]
-    why: WhyArgs,
+    reason: ReasonArgs,
     #[command(flatten)]
     output: OutputArgs,
     #[command(flatten)]
@@ -187,17 +187,17 @@ pub(crate) fn main(args: &SchedulesArgs) -> ExitCode {
 
 impl SchedulerArgs {
     async fn connect_to_schedules(&self, config: &Config) -> Result<ScheduleClient, CliError> {
-        self.connect_to_change_schedules(config, &WhyArgs::default())
+        self.connect_to_change_schedules(config, &ReasonArgs::default())
             .await
     }
 
     async fn connect_to_change_schedules(
         &self,
         config: &Config,
-        why: &WhyArgs,
+        reason: &ReasonArgs,
     ) -> Result<ScheduleClient, CliError> {
         let service = scheduler(config);
-        let endpoint = why.add_to(self.endpoint(&service)?);
+        let endpoint = reason.add_to(self.endpoint(&service)?);
         let connected = ScheduleClient::connect(&endpoint).await;
         connected.map_err(|error| service.failure(error))
     }
@@ -207,7 +207,7 @@ impl ChangeArgs {
     async fn connect(&self, config: &Config) -> Result<ScheduleClient, CliError> {
         self.schedule
             .scheduler
-            .connect_to_change_schedules(config, &self.why)
+            .connect_to_change_schedules(config, &self.reason)
             .await
     }
 }
@@ -246,7 +246,7 @@ async fn create(config: &Config, args: &CreateArgs) -> Result<ExitCode, CliError
     let id = named(args.id.as_deref(), definition.id.as_deref())?;
     let client = args
         .scheduler
-        .connect_to_change_schedules(config, &args.why)
+        .connect_to_change_schedules(config, &args.reason)
         .await?;
     let request = CreateScheduleRequest {
         id: id.to_owned(),
@@ -263,7 +263,9 @@ async fn set(config: &Config, args: &SetArgs) -> Result<ExitCode, CliError> {
         output,
         scheduler,
     } = &args.schedule;
-    let client = scheduler.connect_to_change_schedules(config, &args.why).await?;
+    let client = scheduler
+        .connect_to_change_schedules(config, &args.reason)
+        .await?;
     let known = client.get(id).await?.ok_or_else(|| not_found(id))?;
     let mut spec = known.spec.unwrap_or_default();
     args.changes
@@ -294,7 +296,7 @@ async fn update(config: &Config, args: &UpdateArgs) -> Result<ExitCode, CliError
     let id = named(args.id.as_deref(), definition.id.as_deref())?;
     let client = args
         .scheduler
-        .connect_to_change_schedules(config, &args.why)
+        .connect_to_change_schedules(config, &args.reason)
         .await?;
     let mut expected = args.expected_revision.or(definition.revision);
     if definition.state.is_some()

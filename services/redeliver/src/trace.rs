@@ -127,8 +127,8 @@ fn reason(step: &TraceStep) -> String {
     push("job", step.redrive_id.text());
     push("by", step.by.text());
     let decided = parts.join(" ");
-    match step.why.text() {
-        Some(why) => format!("{decided}: {why}"),
+    match step.reason.text() {
+        Some(reason) => format!("{decided}: {reason}"),
         None => decided,
     }
 }
@@ -165,10 +165,10 @@ mod tests {
             ..step(TraceEvent::Waits, "5s")
         };
         assert_eq!(reason(&failed), "transient http.503 no answer");
-        let redriven = |place, why| TraceStep {
+        let redriven = |place, reason| TraceStep {
             redrive_id: text("01a212ee742fea04"),
             by: text("ann"),
-            why,
+            reason,
             destination: text("orders-retry-due"),
             ..step(TraceEvent::Redriven, place)
         };
@@ -184,7 +184,7 @@ mod tests {
             reason(&edited),
             "edited value, headers job 01a212ee742fea04 by ann: INC-17"
         );
-        // Nothing else says where it is.
+        // No other field tells where it is.
         assert_eq!(
             reason(&redriven("dead-letters", String::new())),
             "to orders-retry-due job 01a212ee742fea04 by ann"

@@ -1,4 +1,4 @@
-//! What operators want of the topics of a tier, and how fast they may be released. No IO.
+//! The controls of the topics of a tier, and how fast they may be released. No IO.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -12,7 +12,7 @@ use redeliver_service::control::{Control, Snapshot};
 /// When to look again for the number of partitions of a topic.
 const UNKNOWN_PARTITIONS: Duration = Duration::from_millis(100);
 
-/// What operators want of the topics of a lane, which are numbered from 0.
+/// The controls of the topics of a lane, which are numbered from 0.
 pub(crate) struct TierControls {
     tier: HumanDuration,
     control: Control,
@@ -62,7 +62,7 @@ impl TierControls {
         true
     }
 
-    /// What applies to a topic.
+    /// The state of a topic.
     pub(crate) fn state(&self, topic: usize) -> &TierState {
         &self.states[topic]
     }
@@ -114,7 +114,7 @@ mod tests {
             revision: 1,
             changed_at: None,
             changed_by: String::new(),
-            why: String::new(),
+            reason: String::new(),
             change_id: bytes::Bytes::new(),
             desired: Desired::Tier(tier),
         };

@@ -136,7 +136,7 @@ impl LeftoverWatch {
         self.running.retain(|topic, stop| {
             let exists = exists(topic);
             if !exists {
-                tracing::info!(topic = &**topic, "leftover tier was deleted");
+                tracing::info!(topic = &**topic, "leftover tier deleted");
                 stop.cancel();
             }
             exists
@@ -185,7 +185,7 @@ impl LeftoverWatch {
                     topic = &*finding.topic,
                     problem = finding.problem,
                     remedy = finding.remedy,
-                    "not served by this process"
+                    "leftover tier not served by this process"
                 );
             }
         }

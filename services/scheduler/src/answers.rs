@@ -135,7 +135,7 @@ impl PendingOutcomes {
             // Fails if the request has just stopped waiting.
             Ok(outcome) => drop(sender.send(outcome)),
             Err(error) => {
-                tracing::error!(position = %record.position, %error, "answers topic contains an invalid record");
+                tracing::error!(position = %record.position, %error, "invalid record in the answers topic");
             }
         }
     }

@@ -273,7 +273,7 @@ struct Ending {
 impl Ending {
     async fn run(self, outcomes: &PendingOutcomes) {
         if tokio::time::timeout(self.drain, outcomes.close()).await.is_err() {
-            tracing::warn!("commands are still pending; their callers are told so");
+            tracing::warn!("commands still pending at shutdown; answering them as pending");
             self.gave_up.cancel();
             outcomes.close().await;
         }
@@ -313,7 +313,7 @@ async fn serve<I: Index>(
     tokio::select! {
         result = serving => result.map_err(ApiError::Serve),
         () = ending => {
-            tracing::warn!("closing connections with requests in progress");
+            tracing::warn!("grace period exceeded; dropping requests in progress");
             Ok(())
         }
     }

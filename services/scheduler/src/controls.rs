@@ -1,4 +1,4 @@
-//! What applies to applications now: what operators want at run time and, for the rest, the settings.
+//! The effective state of applications: the controls and, for the rest, the settings.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -9,7 +9,7 @@ use redeliver_service::control::{Control, Snapshot};
 
 use crate::job::{Job, Kind};
 
-/// What applies to all applications. Those that are neither paused nor limited are not in here.
+/// The effective state of all applications. Those that are neither paused nor limited are not in here.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct AppStates {
     /// The applications of which no job is dispatched.
@@ -56,7 +56,7 @@ impl AppStates {
     }
 }
 
-/// What applies to all applications, from moment to moment.
+/// The effective state of all applications, which changes over time.
 #[derive(Debug)]
 pub(crate) struct LiveAppStates {
     settings: AppSettings,
@@ -77,7 +77,7 @@ impl LiveAppStates {
         }
     }
 
-    /// What applies now. The same [`Arc`] is returned until something changes.
+    /// The current state. The same [`Arc`] is returned until something changes.
     pub(crate) fn current(&self) -> Arc<AppStates> {
         let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(control) = &self.control {

@@ -535,8 +535,9 @@ pub enum IndexError {
 /// An index by due time. All methods can be called at any time from any thread. Consecutive calls of one caller for one shard
 /// take effect in their order.
 pub trait Index: Clone + Send + Sync + 'static {
-    /// The index for its owner. A query fails with [`IndexError::Fenced`] once another owner has claimed the shard, and with [`IndexError::Gap`] while the
-    /// index is complete only up to an offset before `expected`. Without this, queries are those of anybody, for example for an API.
+    /// The index for its owner. A query fails with [`IndexError::Fenced`] once another owner has claimed the
+    /// shard, and with [`IndexError::Gap`] while the index is complete only up to an offset before
+    /// `expected`. Without this, any process may query, for example for an API.
     #[must_use]
     fn of_owner(&self, owner: Owner, expected: i64) -> Self;
 
@@ -593,8 +594,9 @@ pub trait Index: Clone + Send + Sync + 'static {
     /// Lists scheduled jobs of one application or of all in the order of their cursors, for example for the pages of an API. Flows
     /// without an application are not listed: their entries are not jobs.
     ///
-    /// This takes one or more scans: usually two for an application, and one or two for all. So it is no snapshot: of the jobs
-    /// that change during the call, it returns some states from before and some from after it.
+    /// This takes one or more scans: usually two for an application, and one or two for all. So it is not a
+    /// snapshot: of the jobs that change during the call, it returns some states from before and some from
+    /// after it.
     fn list(
         &self,
         shard: i32,

@@ -27,7 +27,7 @@ struct CodeLabel {
 }
 
 #[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
-struct ParkedLabel {
+struct BlockedLabel {
     lane: String,
     app: String,
     topic: String,
@@ -66,9 +66,9 @@ pub(crate) struct SchedulerFamilies {
     index_lag: Family<LaneLabel, Gauge>,
     live: Family<LaneLabel, Gauge>,
     index_memory: Gauge<f64, AtomicU64>,
-    parked_jobs: Family<ParkedLabel, Gauge>,
-    unavailable_seconds: Family<ParkedLabel, Gauge<f64, AtomicU64>>,
-    held_back: Family<AppLabel, Gauge>,
+    blocked_jobs: Family<BlockedLabel, Gauge>,
+    unavailable_seconds: Family<BlockedLabel, Gauge<f64, AtomicU64>>,
+    rate_limited: Family<AppLabel, Gauge>,
     paused: Family<AppLabel, Gauge>,
     due: DueFamilies<GroupLabel>,
 }
@@ -90,9 +90,9 @@ impl SchedulerFamilies {
             index_lag: Family::default(),
             live: Family::default(),
             index_memory: Gauge::default(),
-            parked_jobs: Family::default(),
+            blocked_jobs: Family::default(),
             unavailable_seconds: Family::default(),
-            held_back: Family::default(),
+            rate_limited: Family::default(),
             paused: Family::default(),
             due: DueFamilies::register(registry, "scheduler", clock),
         };
@@ -169,7 +169,7 @@ impl SchedulerFamilies {
         registry.register(
             "scheduler_unavailable_topic_jobs",
             "Due jobs that wait for a missing or unwritable topic (approximate)",
-            families.parked_jobs.clone(),
+            families.blocked_jobs.clone(),
         );
         registry.register(
             "scheduler_unavailable_topic_seconds",
@@ -179,7 +179,7 @@ impl SchedulerFamilies {
         registry.register(
             "scheduler_rate_limited_jobs",
             "Due jobs that wait for the rate of their application; a lower bound",
-            families.held_back.clone(),
+            families.rate_limited.clone(),
         );
         registry.register(
             "scheduler_paused_jobs",
@@ -227,9 +227,9 @@ impl SchedulerFamilies {
             index_memory: self.index_memory.clone(),
             dead: ended("dead"),
             lane: lane.to_owned(),
-            parked_jobs: self.parked_jobs.clone(),
+            blocked_jobs: self.blocked_jobs.clone(),
             unavailable_seconds: self.unavailable_seconds.clone(),
-            held_back: self.held_back.clone(),
+            rate_limited: self.rate_limited.clone(),
             paused: self.paused.clone(),
             due: self.due.signal(GroupLabel {
                 group: group.to_owned(),
@@ -270,9 +270,9 @@ pub(crate) struct SchedulerMetrics {
     index_memory: Gauge<f64, AtomicU64>,
     dead: Counter,
     lane: String,
-    parked_jobs: Family<ParkedLabel, Gauge>,
-    unavailable_seconds: Family<ParkedLabel, Gauge<f64, AtomicU64>>,
-    held_back: Family<AppLabel, Gauge>,
+    blocked_jobs: Family<BlockedLabel, Gauge>,
+    unavailable_seconds: Family<BlockedLabel, Gauge<f64, AtomicU64>>,
+    rate_limited: Family<AppLabel, Gauge>,
     paused: Family<AppLabel, Gauge>,
     pub(crate) due: DueSignal,
 }
@@ -314,8 +314,8 @@ impl SchedulerMetrics {
         self.index_memory.set(share.unwrap_or_default());
     }
 
-    fn parked_label(&self, app: &str, topic: &str) -> ParkedLabel {
-        ParkedLabel {
+    fn blocked_label(&self, app: &str, topic: &str) -> BlockedLabel {
+        BlockedLabel {
             lane: self.lane.clone(),
             app: app.to_owned(),
             topic: topic.to_owned(),
@@ -323,23 +323,23 @@ impl SchedulerMetrics {
     }
 
     /// Sets how many jobs wait for a topic, and for how long it has been missing.
-    pub(crate) fn set_parked(&self, app: &str, topic: &str, jobs: usize, lasting: Duration) {
-        let label = self.parked_label(app, topic);
+    pub(crate) fn set_blocked(&self, app: &str, topic: &str, jobs: usize, lasting: Duration) {
+        let label = self.blocked_label(app, topic);
         let jobs = i64::try_from(jobs).unwrap_or(i64::MAX);
-        self.parked_jobs.get_or_create(&label).set(jobs);
+        self.blocked_jobs.get_or_create(&label).set(jobs);
         self.unavailable_seconds
             .get_or_create(&label)
             .set(lasting.as_secs_f64());
     }
 
     /// Sets the number of jobs that wait for a topic to zero.
-    pub(crate) fn clear_parked(&self, app: &str, topic: &str) {
-        self.set_parked(app, topic, 0, Duration::ZERO);
+    pub(crate) fn clear_blocked(&self, app: &str, topic: &str) {
+        self.set_blocked(app, topic, 0, Duration::ZERO);
     }
 
-    /// Sets how many jobs of an application are held back by its rate.
-    pub(crate) fn set_held_back(&self, app: &str, jobs: usize) {
-        self.set_jobs(&self.held_back, app, jobs);
+    /// Sets how many jobs of an application are rate-limited.
+    pub(crate) fn set_rate_limited(&self, app: &str, jobs: usize) {
+        self.set_jobs(&self.rate_limited, app, jobs);
     }
 
     /// Sets how many jobs wait because their application is paused.

@@ -61,7 +61,7 @@ pub(crate) struct LaneShards {
     /// Which applications are paused or limited.
     app_states: Arc<AppStates>,
     /// The number of jobs that wait for unavailable topics.
-    parked: BTreeMap<Target, usize>,
+    blocked: BTreeMap<Target, usize>,
     /// The dead letters of the turn, by error code.
     turn_dead_letters: BTreeMap<String, u64>,
     /// Why all shards have stopped.
@@ -176,7 +176,7 @@ impl<I: Index> Scheduler<I> {
             self.metrics.set_paused(app, 0);
         }
         for app in before.rates.keys().filter(|app| !now.rates.contains_key(*app)) {
-            self.metrics.set_held_back(app, 0);
+            self.metrics.set_rate_limited(app, 0);
         }
         self.update_readiness_note();
     }
@@ -203,15 +203,15 @@ impl<I: Index> Scheduler<I> {
 
     /// Reads which jobs wait for unavailable topics, and reports a change. Also reports how many wait because their application is
     /// paused.
-    fn update_parked(&mut self) {
-        let mut parked: BTreeMap<Target, usize> = BTreeMap::new();
+    fn update_blocked(&mut self) {
+        let mut blocked: BTreeMap<Target, usize> = BTreeMap::new();
         let apps = self.lane.app_states.clone();
         let paused = apps.paused.iter().map(|app| (app.as_str(), 0));
         let mut paused: BTreeMap<&str, usize> = paused.collect();
         for handle in self.lane.shards.values() {
-            for (obstacle, count) in handle.shard.parked() {
+            for (obstacle, count) in handle.shard.blocked() {
                 match obstacle {
-                    Obstacle::UnavailableTopic(target) => *parked.entry(target).or_default() += count,
+                    Obstacle::UnavailableTopic(target) => *blocked.entry(target).or_default() += count,
                     Obstacle::Paused(app) => {
                         if let Some(sum) = paused.get_mut(&*app) {
                             *sum += count;
@@ -223,27 +223,27 @@ impl<I: Index> Scheduler<I> {
         for (app, count) in paused {
             self.metrics.set_paused(app, count);
         }
-        if parked.is_empty() && self.lane.parked.is_empty() {
+        if blocked.is_empty() && self.lane.blocked.is_empty() {
             return;
         }
-        for ((topic, app), count) in &parked {
+        for ((topic, app), count) in &blocked {
             let lasting = self.settings.topics.presence(topic).lasting();
-            self.metrics.set_parked(app, topic, *count, lasting);
+            self.metrics.set_blocked(app, topic, *count, lasting);
         }
-        let before = std::mem::replace(&mut self.lane.parked, parked);
-        let parked = &self.lane.parked;
-        for (topic, app) in before.keys().filter(|target| !parked.contains_key(*target)) {
-            tracing::info!(%app, %topic, "no jobs wait for the topic any more");
-            self.metrics.clear_parked(app, topic);
+        let before = std::mem::replace(&mut self.lane.blocked, blocked);
+        let blocked = &self.lane.blocked;
+        for (topic, app) in before.keys().filter(|target| !blocked.contains_key(*target)) {
+            tracing::info!(%app, %topic, "topic available again, or its due jobs gone");
+            self.metrics.clear_blocked(app, topic);
         }
-        for (topic, app) in parked.keys().filter(|target| !before.contains_key(*target)) {
+        for (topic, app) in blocked.keys().filter(|target| !before.contains_key(*target)) {
             tracing::warn!(
                 %app, %topic,
                 reason = %self.settings.topics.presence(topic),
-                "topic of due jobs is unavailable; keeping the jobs, if it is missing until kafka.topics.missing_timeout"
+                "topic unavailable; its due jobs wait (if it is missing, until kafka.topics.missing_timeout)"
             );
         }
-        if !before.keys().eq(parked.keys()) {
+        if !before.keys().eq(blocked.keys()) {
             self.update_readiness_note();
         }
     }
@@ -268,10 +268,10 @@ impl<I: Index> Scheduler<I> {
             let paused: Vec<&str> = paused.iter().map(String::as_str).collect();
             notes.push(format!("paused applications: {}", paused.join(", ")));
         }
-        if let Some((topic, app)) = self.lane.parked.keys().next() {
+        if let Some((topic, app)) = self.lane.blocked.keys().next() {
             let reason = self.settings.topics.presence(topic);
             let first = format!("jobs of {app} wait for topic {topic}, which {reason}");
-            notes.push(match self.lane.parked.len() - 1 {
+            notes.push(match self.lane.blocked.len() - 1 {
                 0 => first,
                 others => format!("{first}, and jobs for {others} more unavailable topics"),
             });
@@ -296,24 +296,25 @@ impl<I: Index> Scheduler<I> {
         let shards = self.lane.shards.values();
         let waiting = shards.map(|handle| handle.shard.waiting(now));
         self.metrics.due.set(waiting.reduce(Waiting::and));
-        self.report_held_back(now);
+        self.report_rate_limited(now);
     }
 
-    fn report_held_back(&mut self, now: Timestamp) {
+    fn report_rate_limited(&mut self, now: Timestamp) {
         let apps = self.lane.app_states.clone();
-        let mut held_back: BTreeMap<&str, usize> = apps.rates.keys().map(|app| (app.as_str(), 0)).collect();
-        if held_back.is_empty() {
+        let mut rate_limited: BTreeMap<&str, usize> =
+            apps.rates.keys().map(|app| (app.as_str(), 0)).collect();
+        if rate_limited.is_empty() {
             return;
         }
         for handle in self.lane.shards.values_mut() {
-            for (app, jobs) in handle.shard.held_back(now) {
-                if let Some(sum) = held_back.get_mut(&*app) {
+            for (app, jobs) in handle.shard.rate_limited(now) {
+                if let Some(sum) = rate_limited.get_mut(&*app) {
                     *sum += jobs;
                 }
             }
         }
-        for (app, jobs) in held_back {
-            self.metrics.set_held_back(app, jobs);
+        for (app, jobs) in rate_limited {
+            self.metrics.set_rate_limited(app, jobs);
         }
     }
 
@@ -440,7 +441,7 @@ impl<I: Index> Processor for Scheduler<I> {
         }
         self.check_topics();
         if self.topic_changes.must_stop() {
-            // The index still receives what was committed before.
+            // The index still receives the previous commits.
             self.send_index_requests(now);
             self.update_gauges();
             self.lane.next_due = None;
@@ -455,7 +456,7 @@ impl<I: Index> Processor for Scheduler<I> {
             self.lane.collect(now, limit, turn);
             self.count_dead_letters(turn);
         }
-        self.update_parked();
+        self.update_blocked();
         if has_responses {
             self.update_gauges();
         }

@@ -1,7 +1,8 @@
 //! How many jobs of an application may wait.
 //!
-//! Each shard has an equal part of the quota of an application, rounded up, because shards do not know of each other. The index counts
-//! the jobs that wait when a shard starts. From then on the shard counts: nothing else changes its jobs.
+//! Each shard has an equal part of the quota of an application, rounded up, because shards do not know of
+//! each other. The index counts the jobs that wait when a shard starts. From then on the shard counts: only
+//! it changes its jobs.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;

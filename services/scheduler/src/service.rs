@@ -177,8 +177,8 @@ pub async fn mount<I: Index>(host: &mut Host, index: I) -> anyhow::Result<()> {
         let (indexers, starting_indexers) = mpsc::channel(INDEXER_QUEUE);
         let metrics = families.of(&name, &group);
         for (app, topic) in &settings.rules.apps {
-            metrics.clear_parked(app, topic);
-            metrics.set_held_back(app, 0);
+            metrics.clear_blocked(app, topic);
+            metrics.set_rate_limited(app, 0);
             metrics.set_paused(app, 0);
         }
         let processor = Scheduler {
@@ -223,7 +223,8 @@ pub async fn mount<I: Index>(host: &mut Host, index: I) -> anyhow::Result<()> {
 
 /// What a job in the window counts at least, in bytes.
 const MIN_WINDOW_JOB: usize = 1342;
-/// The maximum size of the changes that are applied to the index at once, in bytes. One script applies them, and Redis does nothing else meanwhile.
+/// The maximum size of the changes that are applied to the index at once, in bytes. One script applies them,
+/// and blocks Redis meanwhile.
 const INDEX_BATCH_BYTES: usize = 4 << 20;
 /// The maximum number of indexers that wait to be started.
 const INDEXER_QUEUE: usize = 64;

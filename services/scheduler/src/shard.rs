@@ -193,9 +193,9 @@ impl Shard {
         self.window.len()
     }
 
-    /// The number of due jobs in the window of each application that is held back by its rate.
-    pub(crate) fn held_back(&mut self, now: Timestamp) -> BTreeMap<Arc<str>, usize> {
-        self.window.held_back(now)
+    /// The number of due jobs in the window of each application that its rate limits.
+    pub(crate) fn rate_limited(&mut self, now: Timestamp) -> BTreeMap<Arc<str>, usize> {
+        self.window.rate_limited(now)
     }
 
     /// The number of changes that the index does not contain yet.
@@ -204,8 +204,8 @@ impl Shard {
     }
 
     /// The approximate number of due jobs that wait for a missing topic or because their application is paused.
-    pub(crate) fn parked(&self) -> BTreeMap<Obstacle, usize> {
-        self.look_ahead.parked()
+    pub(crate) fn blocked(&self) -> BTreeMap<Obstacle, usize> {
+        self.look_ahead.blocked()
     }
 
     /// Whether the index has refused changes and has not proven since that it has free memory.
@@ -468,9 +468,9 @@ impl Shard {
             let presence = self.settings.topics.presence(&target.0);
             let action = self.settings.due_action(presence, &self.apps, &job, now);
             match (action, self.settings.lacking(&job)) {
-                (DueAction::Park, _) if mutant!("shard-forgets-parked-jobs") => {}
-                (DueAction::Park, _) => self.park(&job, target, now),
-                (_, Some(dead_letters)) => self.park(&job, dead_letters, now),
+                (DueAction::Block, _) if mutant!("shard-forgets-blocked-jobs") => {}
+                (DueAction::Block, _) => self.block(&job, target, now),
+                (_, Some(dead_letters)) => self.block(&job, dead_letters, now),
                 (DueAction::Dispatch, None) => self.dispatch(&job, target.0, now, &mut writes),
                 (DueAction::DeadLetter, None) => self.dead_letter(&job, target, now, &mut writes),
             }

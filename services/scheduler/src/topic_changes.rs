@@ -4,8 +4,9 @@
 //! command to each other without end, and could accept two jobs with the same key. A process that starts later knows the new number, and is safe beside one
 //! that has stopped.
 //!
-//! *The state topic was created again.* Its offsets begin anew, so the index is complete up to an offset of the previous topic. What the index has is lost in
-//! any case, and the next process rebuilds it. Until then, commands wait in the ingest topic.
+//! *The state topic was created again.* Its offsets begin again at 0, so the index is complete up to an
+//! offset of the previous topic. What the index has is lost in any case, and the next process rebuilds it.
+//! Until then, commands wait in the ingest topic.
 
 use std::sync::Arc;
 

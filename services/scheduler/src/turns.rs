@@ -20,7 +20,8 @@ pub(crate) const SHORT_TURN: usize = 1_000;
 /// The maximum size of the records that a shard writes in one turn.
 const MAX_TURN_BYTES: usize = 8 << 20;
 
-/// The state topic ends before what was written to it: it was truncated, or created again, or the broker has not told the end.
+/// The state topic ends before the shard's last record: it was truncated, or created again, or the broker has
+/// not told the end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("partition {partition} of the state topic ends at {end}, not at {expected} or later")]
 pub(crate) struct LostRecords {
@@ -192,7 +193,7 @@ impl Turns {
         self.tallies.retain(|(id, _)| *id != assignment);
     }
 
-    /// Forgets what was not committed.
+    /// Forgets what is not committed.
     pub(crate) fn clear(&mut self) {
         self.tallies.clear();
         self.changelog_ends.clear();

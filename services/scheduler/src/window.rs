@@ -1,8 +1,9 @@
 //! The window of a shard: the jobs that are due soon, in memory, in the order in which they are dispatched.
 //!
-//! The jobs of a [`Flow`] are dispatched in the order of their due times. Between the flows of an application, a lower priority
-//! counts like a later due time, so no job is overtaken for longer than that. Applications take turns. So a burst of one does
-//! not delay the others. An application that has used up its rate is held back: it is left out until its next token arrives.
+//! The jobs of a [`Flow`] are dispatched in the order of their due times. Between the flows of an
+//! application, a lower priority counts like a later due time, so no job is overtaken for longer than that.
+//! Applications take turns. So a burst of one does not delay the others. An application that has used up its
+//! rate is rate-limited: it is left out until its next token arrives.
 //!
 //! All flows share the memory of the window. As long as there is room, a flow can use all of it. In a full window, a flow that
 //! uses less than its share makes those that use more give up their latest jobs; within a flow, an earlier job replaces a later
@@ -86,12 +87,12 @@ pub(crate) struct Window {
     app_indexes: HashMap<(Arc<str>, Kind), usize>,
     /// Flows whose first job was not due yet, by its due time.
     upcoming: BTreeSet<(Timestamp, FlowIndex)>,
-    /// The applications with due flows that are not held back, each once, in the order of their turns.
+    /// The applications with due flows that are not rate-limited, each once, in the order of their turns.
     rotation: VecDeque<usize>,
     /// What all schedules have in common instead of an application, while one is due. They do not take turns with jobs: the shard decides how many of them run
     /// beside jobs.
     schedules: Option<usize>,
-    /// Other applications with due flows: those that are held back, by the time of their next token.
+    /// Other applications with due flows: those that are rate-limited, by the time of their next token.
     held: BTreeSet<(Timestamp, usize)>,
     /// The time of the last [`Window::pop_due`].
     popped: Timestamp,
@@ -202,7 +203,7 @@ impl Window {
         }
     }
 
-    /// Inserts a job, and replaces an older revision of it, also if there is no room for the new one.
+    /// Inserts a job, and replaces an older revision of it, even if there is no room for the new one.
     pub(crate) fn insert(&mut self, job: Arc<Job>) -> Inserted {
         self.remove(job.id);
         let index = self.index_of(&job);
@@ -424,12 +425,13 @@ impl Window {
         self.cost + self.limits.per_job <= self.limits.all
     }
 
-    /// Whether due jobs or schedules that are not held back were left at the last [`Window::pop_due`].
+    /// Whether due jobs or schedules that are not rate-limited were left at the last [`Window::pop_due`].
     pub(crate) fn has_backlog(&self) -> bool {
         !self.rotation.is_empty() || self.schedules.is_some()
     }
 
-    /// What is due at `now`, and who becomes due until `soon`. Applications that are held back do not count.
+    /// What is due at `now`, and who becomes due until `soon`. Applications that are rate-limited do not
+    /// count.
     pub(crate) fn backlog(&self, now: Timestamp, soon: Timestamp) -> Backlog {
         let upcoming = self.upcoming.range(..=(soon, FlowIndex::MAX));
         let queued = self.rotation.iter().chain(&self.schedules);
@@ -448,7 +450,7 @@ impl Window {
         }
     }
 
-    /// Whether the rate of an application holds back its due jobs.
+    /// Whether an application with due jobs is rate-limited.
     pub(crate) fn holds_back(&self, app: &Arc<str>) -> bool {
         let index = self.app_indexes.get(&(app.clone(), Kind::App));
         index.is_some_and(|index| self.apps[*index].is_held)
@@ -468,14 +470,15 @@ impl Window {
         job.kind == Kind::App && self.rates.is_limited(&job.app)
     }
 
-    /// Since when the job that was popped last could be dispatched: its due time, or later if its application was held back.
+    /// Since when the job that was popped last could be dispatched: its due time, or later if its application
+    /// was rate-limited.
     pub(crate) fn ready_at(&self, job: &Job) -> Timestamp {
         let app = self.app_of(job).map(|app| &self.apps[app]);
         let token = app.filter(|app| app.bucket.is_some()).map(|app| app.token);
         token.map_or(job.due, |token| token.max(job.due))
     }
 
-    /// Changes the rates of applications. Those that were held back ask for a token again.
+    /// Changes the rates of applications. Those that were rate-limited ask for a token again.
     pub(crate) fn set_rates(&mut self, rates: Rates) {
         self.rates = rates;
         for ((name, kind), index) in &self.app_indexes {
@@ -500,8 +503,8 @@ impl Window {
         self.app_indexes.get(&(job.app.clone(), job.kind)).copied()
     }
 
-    /// The number of due jobs of each application that is held back.
-    pub(crate) fn held_back(&mut self, now: Timestamp) -> BTreeMap<Arc<str>, usize> {
+    /// The number of due jobs of each application that is rate-limited.
+    pub(crate) fn rate_limited(&mut self, now: Timestamp) -> BTreeMap<Arc<str>, usize> {
         let (apps, flows) = (&self.apps, &mut self.flows);
         let mut count = |app: usize| {
             let due = apps[app].due.iter();
@@ -518,8 +521,9 @@ impl Window {
             .collect()
     }
 
-    /// What waits, except for applications that are held back. Of the due jobs of an application, the one that is dispatched next counts as the earliest, although one of
-    /// lower priority may have been due for up to 10 s longer.
+    /// What waits, except for applications that are rate-limited. Of the due jobs of an application, the one
+    /// that is dispatched next counts as the earliest, although one of lower priority may have been due for
+    /// up to 10 s longer.
     pub(crate) fn waiting(&self, now: Timestamp) -> Waiting {
         let is_held = |flow: &FlowJobs| flow.place == Place::Due && self.apps[flow.app].is_held;
         let flows = self.flows.iter();
@@ -787,10 +791,10 @@ mod tests {
         assert_eq!(pop_all(&mut window, 100), [0, 10, 1, 11, 12, 13, 14]);
         assert!(!window.has_backlog());
         assert_eq!(
-            window.held_back(Timestamp::from_millis(100)),
+            window.rate_limited(Timestamp::from_millis(100)),
             [("limited".into(), 3)].into()
         );
-        // What is held back is no reason for more processes.
+        // Rate-limited jobs are no reason for more processes.
         assert_eq!(window.waiting(Timestamp::from_millis(100)), Waiting::default());
         let next = window.next_due().unwrap();
         assert!((600..610).contains(&next.as_millis()), "{next:?}");
@@ -799,7 +803,7 @@ mod tests {
         assert_eq!(pop_all(&mut window, next.as_millis()), [2, 15]);
         assert_eq!(pop_all(&mut window, 10_000), [3, 4]);
         assert_eq!(window.next_due(), None);
-        assert!(window.held_back(Timestamp::from_millis(10_000)).is_empty());
+        assert!(window.rate_limited(Timestamp::from_millis(10_000)).is_empty());
     }
 
     #[test]

@@ -101,7 +101,7 @@ async fn redrive(
         filter: format!("topic = {}", pipeline.dead_letter_topic()),
         all_at_once: true,
         observe: Some(to_duration(HumanDuration::default())),
-        why: "benchmark".to_owned(),
+        reason: "benchmark".to_owned(),
         ..v1::PlanRedriveRequest::default()
     };
     let job = client.plan_redrive(request).await?.into_inner();

@@ -175,7 +175,7 @@ impl<S: CredentialSource, O: CredentialObserver> Keeper<S, O> {
         self.outdated = outdated;
         self.observer.outdated(outdated);
         if outdated == 0 {
-            tracing::info!("all kafka clients use the changed credentials");
+            tracing::info!("Kafka credentials replaced in all clients");
         }
     }
 
@@ -201,7 +201,7 @@ impl<S: CredentialSource, O: CredentialObserver> Keeper<S, O> {
                 if self.log_throttle.should_log() {
                     tracing::error!(
                         problem,
-                        "cannot use the credentials for kafka that the files contain; clients keep what they have"
+                        "changed Kafka credentials are unusable; clients keep the previous ones"
                     );
                 }
             }
@@ -243,13 +243,13 @@ impl<S: CredentialSource, O: CredentialObserver> Keeper<S, O> {
                 Err(format!("cannot connect to kafka with them: {reason}"))
             }
             Ok(Probed::Unanswered(None)) => Err("kafka does not answer".to_owned()),
-            Err(error) => Err(format!("no kafka client can be created with them: {error}")),
+            Err(error) => Err(format!("no Kafka client can be created with them: {error}")),
         }
     }
 
     fn install(&mut self, properties: SecretProperties) {
         self.observer.using(&properties);
-        tracing::info!("credentials for kafka have changed; replacing clients one after the other");
+        tracing::info!("Kafka credentials changed; replacing clients one by one");
         let mut state = self.shared.lock();
         state.properties = properties;
         state.version += 1;
@@ -274,7 +274,7 @@ impl<S: CredentialSource, O: CredentialObserver> Keeper<S, O> {
                 if began.elapsed() >= MAX_RENEWAL {
                     tracing::warn!(
                         owner = owner.name(),
-                        "has not replaced its kafka clients yet; continuing with others"
+                        "Kafka clients not replaced yet; continuing with other owners"
                     );
                     break;
                 }

@@ -83,11 +83,7 @@ impl<T: Send + Sync> Owner for Replaceable<T> {
         let new = match (self.create)() {
             Ok(new) => Arc::new(new),
             Err(error) => {
-                tracing::warn!(
-                    owner = self.name,
-                    error,
-                    "cannot create kafka clients; trying again later"
-                );
+                tracing::warn!(owner = self.name, error, "cannot create Kafka clients; retrying");
                 return;
             }
         };

@@ -299,7 +299,7 @@ impl Assignments {
             slot: u32::try_from(slot).unwrap_or(u32::MAX),
             generation: self.generation,
         };
-        // What was confirmed by a record that was read stays confirmed for the same topic.
+        // An id that a record has confirmed stays confirmed for the same topic.
         assigned.is_confirmed &= assigned.topic_id == topic_id;
         assigned.is_confirmed |= position.topic.is_some();
         assigned.topic_id = topic_id;
@@ -337,7 +337,7 @@ impl Assignments {
         Some((reading.id, &reading.tracker))
     }
 
-    /// Whether one more record may be observed, also if the completions of the batch are undone.
+    /// Whether one more record may be observed, even if the completions of the batch are undone.
     pub(super) fn may_admit(&self, slot: usize) -> bool {
         let reading = self.get(slot).and_then(|assigned| assigned.reading.as_ref());
         reading.is_some_and(|reading| {

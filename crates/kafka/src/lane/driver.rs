@@ -193,7 +193,7 @@ impl<'a> Driver<'a> {
                 Event::MemberReplaced => {
                     tracing::warn!(
                         lane = self.lane.spec.name,
-                        "the coordinator had removed this member from the group; reading again from the committed offsets"
+                        "member was removed from the group by the coordinator; reading again from the committed offsets"
                     );
                     state.read_again();
                 }

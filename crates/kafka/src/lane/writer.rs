@@ -189,7 +189,7 @@ mod tests {
         let stop = CancellationToken::new();
         stop.cancel();
         assert!(!writer.finish(&stop).unwrap());
-        // The end is noticed, also if the lane stops.
+        // The thread notices its end even if the lane stops.
         let ended = Written {
             outputs: Vec::new(),
             result: Ok(()),

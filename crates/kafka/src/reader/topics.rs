@@ -78,7 +78,8 @@ impl TopicClient {
             .map_err(admin(IDS))
     }
 
-    /// As [`TopicClient::id`]; `None` also if the broker does not tell it: nobody is kept from reading by that.
+    /// As [`TopicClient::id`]; `None` if there is none, or if the broker does not return it, which does not
+    /// prevent reading.
     #[must_use]
     pub fn known_id(&self, topic: &str) -> Option<TopicId> {
         self.id(topic).unwrap_or_else(|error| {

@@ -257,8 +257,8 @@ impl Admin {
         Ok(findings)
     }
 
-    /// `offsets.retention.minutes` of a broker; all brokers of a cluster should have the same. `None` if it cannot be read:
-    /// that needs a permission on the whole cluster, which nothing else needs.
+    /// `offsets.retention.minutes` of a broker; all brokers of a cluster should have the same. `None` if it
+    /// cannot be read: that needs a permission on the whole cluster, which is needed only here.
     async fn offsets_retention(&self) -> Option<u64> {
         let brokers = self.blocking(|client, left| {
             let metadata = client.inner().fetch_metadata(None, left.min(REQUEST))?;

@@ -201,7 +201,8 @@ fn examine_retention(spec: &TopicSpec, actual: &ActualTopic) -> Option<Finding> 
         });
     }
     (retention < configured).then(|| {
-        // Dead letters have ended: whoever shortens their retention loses only their history, and no other topic depends on them.
+        // Dead letters have ended: shorter retention loses only their history, and no other topic depends on
+        // them.
         let is_of_dead_letters = matches!(
             spec.role,
             Role::Pipeline(TopicRole::DeadLetter) | Role::Scheduler(SchedulerRole::DeadLetter)

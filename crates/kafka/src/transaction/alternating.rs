@@ -115,7 +115,7 @@ impl Alternating {
                 && error.action != RecoveryAction::Retry
             {
                 self.next_look = now + LONG_INTERVAL;
-                tracing::warn!(%error, "cannot initialise a producer; others are used");
+                tracing::warn!(%error, "cannot initialise a producer; using the others");
             }
         }
         self.drop_spares();

@@ -284,7 +284,7 @@ async fn lookup_ends_at_given_size() {
     let settings = settings("lookup-size");
     let topic: Arc<str> = unique("lookup-size").into();
     create_topic(&settings, &topic, 2).await;
-    // Small ones first, so that nobody can guess the size of the others.
+    // Small ones first, so that the size of the others cannot be guessed.
     let large = "x".repeat(100_000);
     let values: Vec<&str> = std::iter::repeat_n("x", 40)
         .chain(std::iter::repeat_n(large.as_str(), 40))

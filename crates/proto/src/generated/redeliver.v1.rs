@@ -66,7 +66,7 @@ pub struct AuditEntry {
     /// `certificate` if it has no such name, or `anonymous` if callers need no credentials. All messages name callers like this.
     #[prost(string, tag = "2")]
     pub by: ::prost::alloc::string::String,
-    /// What was done:
+    /// The action:
     /// - control.pause, control.resume, control.rate, control.release, control.reset: an operator has changed what runs. Only if the change had an effect.
     /// - groups.resolve, groups.mute, groups.reopen, groups.annotate: an operator has changed a group. Only if the change had an effect.
     /// - schedules.create, schedules.update, schedules.pause, schedules.resume, schedules.trigger, schedules.delete: a caller has asked the scheduler for it.
@@ -78,14 +78,15 @@ pub struct AuditEntry {
     /// - dead-letters.get, dead-letters.list, dead-letters.watch, dead-letters.payload: the payloads of dead letters were sent to the caller.
     #[prost(string, tag = "4")]
     pub action: ::prost::alloc::string::String,
-    /// What it was done to: the name of a control such as app/sms, the id of a dead letter, of a schedule, or of a job
+    /// The target: the name of a control such as app/sms, the id of a dead letter, of a schedule, or of a job
     /// (`APPLICATION/KEY` if it was named by its idempotency key). Empty for a list, a watch, or several jobs.
     #[prost(string, tag = "5")]
     pub target: ::prost::alloc::string::String,
-    /// Why, in the words of the caller: of a disclosure, and of a change of a schedule or a job, the metadata `redeliver-reason` of the call.
+    /// The reason that the caller has given: of a disclosure, and of a change of a schedule or a job, the
+    /// metadata `redeliver-reason` of the call.
     #[prost(string, tag = "6")]
-    pub why: ::prost::alloc::string::String,
-    /// What was changed to what, such as `rate 5/s`.
+    pub reason: ::prost::alloc::string::String,
+    /// The change and its new value, such as `rate 5/s`.
     #[prost(string, tag = "7")]
     pub details: ::prost::alloc::string::String,
     /// The filter of a list or watch. `<value>` stands for each text that was searched for in keys, headers, values, error messages,
@@ -183,7 +184,8 @@ pub mod audit_service_client {
     )]
     use tonic::codegen::*;
     use tonic::codegen::http::Uri;
-    /// Who has changed or seen what. The entries are in the audit topic, which keeps them for a long time and which no server changes.
+    /// The audit log: changes and disclosures, with their callers. The entries are in the audit topic, which keeps
+    /// them for a long time; no server changes them.
     ///
     /// If the server authenticates its callers, each call fails as described for DeadLetterService. It requires the scope audit:read.
     #[derive(Debug, Clone)]
@@ -317,7 +319,8 @@ pub mod audit_service_server {
             tonic::Status,
         >;
     }
-    /// Who has changed or seen what. The entries are in the audit topic, which keeps them for a long time and which no server changes.
+    /// The audit log: changes and disclosures, with their callers. The entries are in the audit topic, which keeps
+    /// them for a long time; no server changes them.
     ///
     /// If the server authenticates its callers, each call fails as described for DeadLetterService. It requires the scope audit:read.
     #[derive(Debug)]
@@ -533,13 +536,14 @@ pub struct TierControl {
     /// How many records are released per second. Each partition gets an equal part. Of a tier of all pipelines: in each of them.
     #[prost(message, optional, tag = "2")]
     pub rate: ::core::option::Option<RateLimit>,
-    /// What is released without waiting for its due time. Only of a tier of a pipeline: ReleaseWholeTier sets it for each of them.
-    /// ResetControl does not change it.
+    /// The records that are released without waiting for their due time. Only of a tier of a pipeline:
+    /// ReleaseWholeTier sets it for each of them. ResetControl does not change it.
     #[prost(message, optional, tag = "3")]
     pub release: ::core::option::Option<TierRelease>,
 }
-/// What waits in a tier at one moment: the records of these partitions before these offsets. Of `tier/<pipeline>/scheduler`, what the
-/// pipeline has given to the scheduler before these offsets of the scheduler's ingest topic.
+/// The records that wait in a tier at one moment: those of these partitions before these offsets. Of
+/// `tier/<pipeline>/scheduler`, what the pipeline has given to the scheduler before these offsets of the
+/// scheduler's ingest topic.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct TierRelease {
     /// The 16 bytes of the id of the tier's topic, or of the ingest topic. In a topic that was created again, nothing is released.
@@ -564,22 +568,24 @@ pub struct ControlRecord {
     /// The caller, as in AuditEntry.
     #[prost(string, tag = "3")]
     pub changed_by: ::prost::alloc::string::String,
-    /// Why, in the words of the caller.
+    /// The reason that the caller has given.
     #[prost(string, tag = "4")]
-    pub why: ::prost::alloc::string::String,
+    pub reason: ::prost::alloc::string::String,
     /// Different for each change, so that a writer recognises its own.
     #[prost(bytes = "bytes", tag = "5")]
     pub change_id: ::prost::bytes::Bytes,
     /// The version of the format: 0. A value of another format, or with an unknown field, is one that a process cannot read.
     #[prost(uint32, tag = "6")]
     pub format: u32,
-    /// What has a value that a process cannot read, for example of a kind or with a state that it does not know, is paused and reported.
+    /// If a process cannot read a value, for example of an unknown kind or with an unknown state, its target is
+    /// paused and reported.
     #[prost(oneof = "control_record::Desired", tags = "16, 17, 18")]
     pub desired: ::core::option::Option<control_record::Desired>,
 }
 /// Nested message and enum types in `ControlRecord`.
 pub mod control_record {
-    /// What has a value that a process cannot read, for example of a kind or with a state that it does not know, is paused and reported.
+    /// If a process cannot read a value, for example of an unknown kind or with an unknown state, its target is
+    /// paused and reported.
     #[derive(Clone, PartialEq, ::prost::Oneof)]
     pub enum Desired {
         #[prost(message, tag = "16")]
@@ -590,13 +596,13 @@ pub mod control_record {
         Tier(super::TierControl),
     }
 }
-/// What an operator wants, and what follows from it.
+/// The desired state that an operator has set, and the effective one.
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct Control {
     /// Such as app/sms, pipeline/docs, tier/docs/30s or tier/30s.
     #[prost(string, tag = "1")]
     pub name: ::prost::alloc::string::String,
-    /// 0 if nobody has changed it yet, or if the server cannot read its value. Then the following three are not set.
+    /// 0 if it was never changed, or if the server cannot read its value. Then the following three are not set.
     #[prost(uint64, tag = "2")]
     pub revision: u64,
     #[prost(message, optional, tag = "3")]
@@ -604,22 +610,24 @@ pub struct Control {
     #[prost(string, tag = "4")]
     pub changed_by: ::prost::alloc::string::String,
     #[prost(string, tag = "5")]
-    pub why: ::prost::alloc::string::String,
-    /// Why it is not, or not completely, obeyed as it was written; otherwise empty. What the server cannot read is paused.
+    pub reason: ::prost::alloc::string::String,
+    /// Why the stored value is not, or only partially, applied; otherwise empty. A control that the server
+    /// cannot read is paused.
     #[prost(string, tag = "6")]
     pub problem: ::prost::alloc::string::String,
-    /// What is wanted. Not set if the server cannot read it.
+    /// The desired state. Not set if the server cannot read it.
     #[prost(oneof = "control::Desired", tags = "16, 18, 20")]
     pub desired: ::core::option::Option<control::Desired>,
-    /// What applies: what is wanted, and for the rest, what the configuration of the server says. The state is always set. Without a
-    /// rate, there is no limit; of a pipeline, the `rate_limit` of each process applies then, if there is one. A tier of a pipeline is also
-    /// paused while the tier of all pipelines is, and has the lower one of their rates.
+    /// The effective state: the desired one, and for the rest, the configuration of the server. The state is
+    /// always set. Without a rate, there is no limit; of a pipeline, the `rate_limit` of each process applies
+    /// then, if there is one. A tier of a pipeline is also paused while the tier of all pipelines is, and has
+    /// the lower one of their rates.
     #[prost(oneof = "control::Effective", tags = "17, 19, 21")]
     pub effective: ::core::option::Option<control::Effective>,
 }
 /// Nested message and enum types in `Control`.
 pub mod control {
-    /// What is wanted. Not set if the server cannot read it.
+    /// The desired state. Not set if the server cannot read it.
     #[derive(Clone, PartialEq, ::prost::Oneof)]
     pub enum Desired {
         #[prost(message, tag = "16")]
@@ -629,9 +637,10 @@ pub mod control {
         #[prost(message, tag = "20")]
         Tier(super::TierControl),
     }
-    /// What applies: what is wanted, and for the rest, what the configuration of the server says. The state is always set. Without a
-    /// rate, there is no limit; of a pipeline, the `rate_limit` of each process applies then, if there is one. A tier of a pipeline is also
-    /// paused while the tier of all pipelines is, and has the lower one of their rates.
+    /// The effective state: the desired one, and for the rest, the configuration of the server. The state is
+    /// always set. Without a rate, there is no limit; of a pipeline, the `rate_limit` of each process applies
+    /// then, if there is one. A tier of a pipeline is also paused while the tier of all pipelines is, and has
+    /// the lower one of their rates.
     #[derive(Clone, PartialEq, ::prost::Oneof)]
     pub enum Effective {
         #[prost(message, tag = "17")]
@@ -666,10 +675,10 @@ pub struct ListControlsResponse {
 pub struct ChangeControlRequest {
     #[prost(string, tag = "1")]
     pub name: ::prost::alloc::string::String,
-    /// Why, for others. At most 1000 bytes.
+    /// The reason, for the audit log. At most 1000 bytes.
     #[prost(string, tag = "2")]
-    pub why: ::prost::alloc::string::String,
-    /// If set, the control must have this revision; 0: nobody has changed it yet.
+    pub reason: ::prost::alloc::string::String,
+    /// If set, the control must have this revision; 0: it was never changed.
     #[prost(uint64, optional, tag = "3")]
     pub expected_revision: ::core::option::Option<u64>,
 }
@@ -680,9 +689,9 @@ pub struct ReleaseWholeTierRequest {
     pub name: ::prost::alloc::string::String,
     /// As in ChangeControlRequest.
     #[prost(string, tag = "2")]
-    pub why: ::prost::alloc::string::String,
+    pub reason: ::prost::alloc::string::String,
 }
-/// What became of the release of one pipeline's tier.
+/// The result of the release of one pipeline's tier.
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct TierReleaseResult {
     /// Such as tier/docs/30s.
@@ -724,7 +733,7 @@ pub struct SetControlRateRequest {
     pub rate: ::core::option::Option<RateLimit>,
     /// As in ChangeControlRequest.
     #[prost(string, tag = "3")]
-    pub why: ::prost::alloc::string::String,
+    pub reason: ::prost::alloc::string::String,
     #[prost(uint64, optional, tag = "4")]
     pub expected_revision: ::core::option::Option<u64>,
 }
@@ -770,8 +779,8 @@ pub mod control_service_client {
     )]
     use tonic::codegen::*;
     use tonic::codegen::http::Uri;
-    /// Changes what runs, at run time. A change is durable when the call returns; each process obeys it within about a second, and after
-    /// each restart. It takes precedence over the configuration until ResetControl.
+    /// Changes what runs, at run time. A change is durable when the call returns; each process applies it within
+    /// about a second, and after each restart. It takes precedence over the configuration until ResetControl.
     ///
     /// Each change is one transaction that no other change can overlap: it is decided with all changes before it. So two callers who change
     /// different things at the same time lose nothing. With `expected_revision`, a change is refused if there was another one meanwhile.
@@ -885,8 +894,8 @@ pub mod control_service_client {
                 .insert(GrpcMethod::new("redeliver.v1.ControlService", "GetControl"));
             self.inner.unary(req, path, codec).await
         }
-        /// Lists those that somebody has changed, and those that the configuration pauses or limits, by name. Only those that the caller may
-        /// read. Scope: control:read for some name.
+        /// Lists those that were changed, and those that the configuration pauses or limits, by name. Only those
+        /// that the caller may read. Scope: control:read for some name.
         pub async fn list_controls(
             &mut self,
             request: impl tonic::IntoRequest<super::ListControlsRequest>,
@@ -1074,8 +1083,8 @@ pub mod control_service_server {
             &self,
             request: tonic::Request<super::GetControlRequest>,
         ) -> std::result::Result<tonic::Response<super::Control>, tonic::Status>;
-        /// Lists those that somebody has changed, and those that the configuration pauses or limits, by name. Only those that the caller may
-        /// read. Scope: control:read for some name.
+        /// Lists those that were changed, and those that the configuration pauses or limits, by name. Only those
+        /// that the caller may read. Scope: control:read for some name.
         async fn list_controls(
             &self,
             request: tonic::Request<super::ListControlsRequest>,
@@ -1127,8 +1136,8 @@ pub mod control_service_server {
             request: tonic::Request<super::ChangeControlRequest>,
         ) -> std::result::Result<tonic::Response<super::Control>, tonic::Status>;
     }
-    /// Changes what runs, at run time. A change is durable when the call returns; each process obeys it within about a second, and after
-    /// each restart. It takes precedence over the configuration until ResetControl.
+    /// Changes what runs, at run time. A change is durable when the call returns; each process applies it within
+    /// about a second, and after each restart. It takes precedence over the configuration until ResetControl.
     ///
     /// Each change is one transaction that no other change can overlap: it is decided with all changes before it. So two callers who change
     /// different things at the same time lose nothing. With `expected_revision`, a change is refused if there was another one meanwhile.
@@ -1720,7 +1729,7 @@ pub struct DeadLetter {
     #[prost(string, tag = "22")]
     pub state_by: ::prost::alloc::string::String,
     #[prost(string, tag = "23")]
-    pub state_note: ::prost::alloc::string::String,
+    pub state_reason: ::prost::alloc::string::String,
     /// Hash of timestamp, key, value and headers. It differs if the topic was deleted and created again and another record
     /// has this position.
     #[prost(bytes = "bytes", tag = "24")]
@@ -1737,7 +1746,7 @@ pub struct DeadLetter {
     /// The id of its group, see Group.
     #[prost(string, tag = "28")]
     pub group: ::prost::alloc::string::String,
-    /// What is masked; not set if nothing is.
+    /// The masked parts; not set if there are none.
     #[prost(message, optional, tag = "31")]
     pub masked: ::core::option::Option<Masked>,
     /// Only with the FULL view: who has set `dead_at`.
@@ -1764,7 +1773,7 @@ pub struct RedrivenAs {
     /// The job, see RedriveService.
     #[prost(string, tag = "1")]
     pub redrive_id: ::prost::alloc::string::String,
-    /// What was edited in it: `value`, `key` and `headers`; empty: nothing.
+    /// Its edited parts: `value`, `key` and `headers`; empty: none.
     #[prost(string, repeated, tag = "2")]
     pub edited: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
     /// Where it was written. Not set if Kafka has not told the offset.
@@ -1792,12 +1801,13 @@ pub struct DecodedValue {
     #[prost(string, tag = "5")]
     pub problem: ::prost::alloc::string::String,
 }
-/// What is masked in a dead letter, because the caller lacks the scope dead-letters:unmasked for its topic.
+/// The masked parts of a dead letter, because the caller lacks the scope dead-letters:unmasked for its topic.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct Masked {
-    /// The names of the fields of the DeadLetter that are masked, such as `error_message` or `decoded`. A masked `key`, `value_size` or
-    /// `content_hash` is not set. In a masked `value`, the string `<masked>` stands for each masked field, or it is not set: then it is no JSON object or array
-    /// in which the fields could be found. Other fields contain `<masked>`, or are not set.
+    /// The names of the fields of the DeadLetter that are masked, such as `error_message` or `decoded`. A masked
+    /// `key`, `value_size` or `content_hash` is not set. In a masked `value`, the string `<masked>` stands for
+    /// each masked field, or it is not set: then it is not a JSON object or array in which the fields could be
+    /// found. Other fields contain `<masked>`, or are not set.
     #[prost(string, repeated, tag = "1")]
     pub fields: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
     /// The names of the headers that are masked, wholly or in part.
@@ -1858,14 +1868,14 @@ pub struct Group {
     pub completeness: ::core::option::Option<Completeness>,
     #[prost(enumeration = "GroupState", tag = "20")]
     pub state: i32,
-    /// When, by whom and why the group was resolved, muted or opened again; not set if nobody has.
+    /// When, by whom and why the group was resolved, muted or opened again; not set if it never was.
     #[prost(message, optional, tag = "21")]
     pub state_time: ::core::option::Option<::prost_types::Timestamp>,
     #[prost(string, tag = "22")]
     pub state_by: ::prost::alloc::string::String,
     #[prost(string, tag = "23")]
-    pub state_why: ::prost::alloc::string::String,
-    /// Until when it is muted; not set: until somebody changes it.
+    pub state_reason: ::prost::alloc::string::String,
+    /// When the mute expires; not set: never.
     #[prost(message, optional, tag = "24")]
     pub muted_until: ::core::option::Option<::prost_types::Timestamp>,
     /// A text for others, and when and by whom it was written.
@@ -1875,7 +1885,8 @@ pub struct Group {
     pub note_time: ::core::option::Option<::prost_types::Timestamp>,
     #[prost(string, tag = "27")]
     pub note_by: ::prost::alloc::string::String,
-    /// Increases by 1 with each change of state or note. 0: nobody has changed anything, or the server cannot read it.
+    /// Increases by 1 with each change of state or note. 0: neither was ever changed, or the server cannot read
+    /// it.
     #[prost(uint64, tag = "28")]
     pub revision: u64,
     /// Why state and note are not, or not completely, shown as they were written; otherwise empty. A group whose state the server cannot
@@ -1903,7 +1914,7 @@ pub struct LedgerEntry {
     pub by: ::prost::alloc::string::String,
     /// Why the state was set.
     #[prost(string, tag = "4")]
-    pub note: ::prost::alloc::string::String,
+    pub reason: ::prost::alloc::string::String,
     /// `DeadLetter.content_hash` of the record. If empty, the entry applies to the record at the position, unless the timestamp of that record is more than
     /// an hour after the one of the entry's record: the topic was created again since.
     #[prost(bytes = "bytes", tag = "5")]
@@ -1914,13 +1925,14 @@ pub struct LedgerEntry {
     /// The topic to which the record was written, for REDRIVEN.
     #[prost(string, tag = "7")]
     pub destination: ::prost::alloc::string::String,
-    /// What was edited in the record that was written, for REDRIVEN: `value`, `key` and `headers`.
+    /// The edited parts of the record that was written, for REDRIVEN: `value`, `key` and `headers`.
     #[prost(string, repeated, tag = "8")]
     pub edited: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
 }
-/// A value of the topic redeliver.dlq.groups, which is compacted and has one partition: what somebody has decided about a group. The key
-/// is `group/` and the id. The newest value of a key counts; a null value is the same as none. Only DeadLetterService writes
-/// them: it is the order of its transactions that makes lost updates impossible.
+/// A value of the topic redeliver.dlq.groups, which is compacted and has one partition: the state and the note
+/// of a group. The key is `group/` and the id. The newest value of a key counts; a null value is the same as
+/// none. Only DeadLetterService writes them: it is the order of its transactions that makes lost updates
+/// impossible.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct GroupRecord {
     /// Starts at 1 and increases with each change.
@@ -1951,10 +1963,10 @@ pub struct GroupDecision {
     /// The caller, as in AuditEntry.
     #[prost(string, tag = "3")]
     pub by: ::prost::alloc::string::String,
-    /// Why, in the words of the caller.
+    /// The reason that the caller has given.
     #[prost(string, tag = "4")]
-    pub why: ::prost::alloc::string::String,
-    /// Only of a muted group; not set: until somebody changes it.
+    pub reason: ::prost::alloc::string::String,
+    /// Only of a muted group: when the mute expires; not set: never.
     #[prost(message, optional, tag = "5")]
     pub muted_until: ::core::option::Option<::prost_types::Timestamp>,
     /// Only of a resolved group: dead letters that are later than this make it REGRESSED. Not set: those that are later than `time`.
@@ -2070,10 +2082,10 @@ pub struct GetGroupRequest {
 pub struct ChangeGroupRequest {
     #[prost(string, tag = "1")]
     pub id: ::prost::alloc::string::String,
-    /// Why, for others. At most 1000 bytes.
+    /// The reason, for the audit log. At most 1000 bytes.
     #[prost(string, tag = "2")]
-    pub why: ::prost::alloc::string::String,
-    /// If set, the group must have this revision; 0: nobody has changed it yet.
+    pub reason: ::prost::alloc::string::String,
+    /// If set, the group must have this revision; 0: it was never changed.
     #[prost(uint64, optional, tag = "3")]
     pub expected_revision: ::core::option::Option<u64>,
 }
@@ -2083,10 +2095,10 @@ pub struct MuteGroupRequest {
     pub id: ::prost::alloc::string::String,
     /// As in ChangeGroupRequest.
     #[prost(string, tag = "2")]
-    pub why: ::prost::alloc::string::String,
+    pub reason: ::prost::alloc::string::String,
     #[prost(uint64, optional, tag = "3")]
     pub expected_revision: ::core::option::Option<u64>,
-    /// Until when, in the future; not set: until somebody changes it.
+    /// When the mute expires, in the future; not set: never.
     #[prost(message, optional, tag = "4")]
     pub until: ::core::option::Option<::prost_types::Timestamp>,
 }
@@ -2094,7 +2106,8 @@ pub struct MuteGroupRequest {
 pub struct AnnotateGroupRequest {
     #[prost(string, tag = "1")]
     pub id: ::prost::alloc::string::String,
-    /// A text for others. At most 2000 bytes. Whoever sees a dead letter of the group sees it. Empty: there is no note.
+    /// A text for others. At most 2000 bytes. All callers who see a dead letter of the group see it. Empty:
+    /// there is no note.
     #[prost(string, tag = "2")]
     pub note: ::prost::alloc::string::String,
     /// As in ChangeGroupRequest.
@@ -2241,7 +2254,7 @@ impl DeadLetterView {
         }
     }
 }
-/// What was done with a dead letter.
+/// The state of a dead letter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, ::prost::Enumeration)]
 #[repr(i32)]
 pub enum DeadLetterState {
@@ -2278,19 +2291,19 @@ impl DeadLetterState {
         }
     }
 }
-/// What somebody has decided about a group, and what has followed.
+/// The state of a group: set by an operator, or a consequence.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, ::prost::Enumeration)]
 #[repr(i32)]
 pub enum GroupState {
     Unspecified = 0,
-    /// Nobody has decided anything, the group was opened again, or the time for which it was muted is over.
+    /// The state was never set, the group was opened again, or its mute has expired.
     Open = 1,
     /// The reason is gone, and no dead letter was written since.
     Resolved = 2,
     /// The group is known and wanted. Dead letters that are written later do not change that.
     Muted = 3,
-    /// The group was resolved, and a dead letter was written since: `dead_at` is later than the dead letters that were known then. Whether the caller
-    /// may see that dead letter matters, what was done with it does not.
+    /// The group was resolved, and a dead letter was written since: `dead_at` is later than the dead letters
+    /// that were known then. Whether the caller may see that dead letter matters, its state does not.
     Regressed = 4,
 }
 impl GroupState {
@@ -2348,7 +2361,7 @@ impl PayloadWithheld {
         }
     }
 }
-/// Who has set the timestamp of a record.
+/// Who set the timestamp of a record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, ::prost::Enumeration)]
 #[repr(i32)]
 pub enum TimestampType {
@@ -2510,7 +2523,7 @@ pub enum Removal {
     Unspecified = 0,
     Never = 1,
     ByAge = 2,
-    /// When a partition exceeds a size, the oldest records are removed. Nobody knows when.
+    /// When a partition exceeds a size, the oldest records are removed, at an unknown time.
     BySize = 3,
     /// By age, or earlier by size.
     ByAgeOrSize = 4,
@@ -2567,9 +2580,10 @@ pub mod dead_letter_service_client {
     /// the scope dead-letters:payload for the topic: without it, they are withheld (`payload_withheld`), and a filter on key, headers or json matches
     /// no dead letter of the topic. Such a filter fails with PERMISSION_DENIED if the caller has this scope for no topic.
     ///
-    /// A server can be configured to mask fields of values, keys, headers and parts of error messages. Who lacks the scope
-    /// dead-letters:unmasked for the topic sees `<masked>` in their place (`masked` says where), and a filter on what may be masked matches no
-    /// dead letter of the topic, also if it is negated. A redrive copies the record in Kafka, not what its caller sees.
+    /// A server can be configured to mask fields of values, keys, headers and parts of error messages. Who lacks
+    /// the scope dead-letters:unmasked for the topic sees `<masked>` in their place (`masked` says where), and a
+    /// filter on what may be masked matches no dead letter of the topic, even if it is negated. A redrive copies
+    /// the record in Kafka, not what its caller sees.
     ///
     /// Calls that return payloads (GetDeadLetter, ReadPayload, ListDeadLetters and WatchDeadLetters with the FULL view) are recorded in the audit topic, see
     /// audit.proto. The metadata `redeliver-reason` says why, in percent-encoded UTF-8: at most 1000 bytes without control characters; INVALID_ARGUMENT
@@ -2706,8 +2720,9 @@ pub mod dead_letter_service_client {
                 );
             self.inner.unary(req, path, codec).await
         }
-        /// Reads the whole value of a dead letter in chunks. Requires the scope dead-letters:payload, and dead-letters:unmasked if fields of the value are
-        /// to be masked but it is no JSON object or array. Errors are those of GetDeadLetter.
+        /// Reads the whole value of a dead letter in chunks. Requires the scope dead-letters:payload, and
+        /// dead-letters:unmasked if fields of the value are to be masked but it is not a JSON object or array.
+        /// Errors are those of GetDeadLetter.
         pub async fn read_payload(
             &mut self,
             request: impl tonic::IntoRequest<super::ReadPayloadRequest>,
@@ -2790,8 +2805,8 @@ pub mod dead_letter_service_client {
                 .insert(GrpcMethod::new("redeliver.v1.DeadLetterService", "ListGroups"));
             self.inner.unary(req, path, codec).await
         }
-        /// Gets a group. NOT_FOUND if it has no dead letters, also if it has a state. UNAVAILABLE (INDEX_INCOMPLETE) if it is not known whether it has any, or as for
-        /// ListGroups.
+        /// Gets a group. NOT_FOUND if it has no dead letters, even if it has a state. UNAVAILABLE (INDEX_INCOMPLETE)
+        /// if it is not known whether it has any, or as for ListGroups.
         pub async fn get_group(
             &mut self,
             request: impl tonic::IntoRequest<super::GetGroupRequest>,
@@ -2985,8 +3000,9 @@ pub mod dead_letter_service_server {
             >
             + std::marker::Send
             + 'static;
-        /// Reads the whole value of a dead letter in chunks. Requires the scope dead-letters:payload, and dead-letters:unmasked if fields of the value are
-        /// to be masked but it is no JSON object or array. Errors are those of GetDeadLetter.
+        /// Reads the whole value of a dead letter in chunks. Requires the scope dead-letters:payload, and
+        /// dead-letters:unmasked if fields of the value are to be masked but it is not a JSON object or array.
+        /// Errors are those of GetDeadLetter.
         async fn read_payload(
             &self,
             request: tonic::Request<super::ReadPayloadRequest>,
@@ -3008,8 +3024,8 @@ pub mod dead_letter_service_server {
             tonic::Response<super::ListGroupsResponse>,
             tonic::Status,
         >;
-        /// Gets a group. NOT_FOUND if it has no dead letters, also if it has a state. UNAVAILABLE (INDEX_INCOMPLETE) if it is not known whether it has any, or as for
-        /// ListGroups.
+        /// Gets a group. NOT_FOUND if it has no dead letters, even if it has a state. UNAVAILABLE (INDEX_INCOMPLETE)
+        /// if it is not known whether it has any, or as for ListGroups.
         async fn get_group(
             &self,
             request: tonic::Request<super::GetGroupRequest>,
@@ -3083,9 +3099,10 @@ pub mod dead_letter_service_server {
     /// the scope dead-letters:payload for the topic: without it, they are withheld (`payload_withheld`), and a filter on key, headers or json matches
     /// no dead letter of the topic. Such a filter fails with PERMISSION_DENIED if the caller has this scope for no topic.
     ///
-    /// A server can be configured to mask fields of values, keys, headers and parts of error messages. Who lacks the scope
-    /// dead-letters:unmasked for the topic sees `<masked>` in their place (`masked` says where), and a filter on what may be masked matches no
-    /// dead letter of the topic, also if it is negated. A redrive copies the record in Kafka, not what its caller sees.
+    /// A server can be configured to mask fields of values, keys, headers and parts of error messages. Who lacks
+    /// the scope dead-letters:unmasked for the topic sees `<masked>` in their place (`masked` says where), and a
+    /// filter on what may be masked matches no dead letter of the topic, even if it is negated. A redrive copies
+    /// the record in Kafka, not what its caller sees.
     ///
     /// Calls that return payloads (GetDeadLetter, ReadPayload, ListDeadLetters and WatchDeadLetters with the FULL view) are recorded in the audit topic, see
     /// audit.proto. The metadata `redeliver-reason` says why, in percent-encoded UTF-8: at most 1000 bytes without control characters; INVALID_ARGUMENT
@@ -3932,7 +3949,7 @@ pub struct ListSchedulesRequest {
     /// If set, only schedules of this application.
     #[prost(string, tag = "1")]
     pub app: ::prost::alloc::string::String,
-    /// At most 1000; 0 means 100. A page can be shorter, also if it is not the last one.
+    /// At most 1000; 0 means 100. A page can be shorter, even if it is not the last one.
     #[prost(uint32, tag = "2")]
     pub page_size: u32,
     /// The `next_page_token` of the previous page, with the same `app`. A schedule whose next occurrence changes between two pages may
@@ -3948,7 +3965,8 @@ pub struct ListSchedulesResponse {
     /// Empty on the last page.
     #[prost(string, tag = "2")]
     pub next_page_token: ::prost::alloc::string::String,
-    /// What would be on this page if this scheduler could read it. With `app`, also those of which it cannot read the application.
+    /// Unreadable schedules that belong to this page. With `app`, also those of which it cannot read the
+    /// application.
     #[prost(message, repeated, tag = "3")]
     pub unreadable: ::prost::alloc::vec::Vec<UnreadableSchedule>,
 }
@@ -5339,8 +5357,8 @@ pub struct CancelJob {
     pub id: ::prost::alloc::string::String,
     #[prost(string, tag = "2")]
     pub app: ::prost::alloc::string::String,
-    /// The job is the newest one with this key, as long as the key is in use. Otherwise it is unknown, also if a request with this
-    /// key arrives later.
+    /// The job is the newest one with this key, as long as the key is in use. Otherwise it is unknown, even if a
+    /// request with this key arrives later.
     #[prost(string, tag = "3")]
     pub idempotency_key: ::prost::alloc::string::String,
 }
@@ -5549,7 +5567,7 @@ pub struct ListJobsRequest {
     /// the state topic (`redeliver jobs ls`).
     #[prost(enumeration = "JobState", tag = "4")]
     pub state: i32,
-    /// At most 1000; 0 means 100. A page can contain fewer jobs, also if it is not the last one.
+    /// At most 1000; 0 means 100. A page can contain fewer jobs, even if it is not the last one.
     #[prost(int32, tag = "5")]
     pub page_size: i32,
     /// `next_page_token` of the previous page, of any scheduler of the installation; requires the same `app`, `due_from` and `due_until`.
@@ -6607,6 +6625,914 @@ pub struct JobRecord {
     #[prost(uint32, tag = "17")]
     pub format: u32,
 }
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct GetOverviewRequest {
+    #[prost(message, optional, tag = "1")]
+    pub selection: ::core::option::Option<OverviewSelection>,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct WatchOverviewRequest {
+    #[prost(message, optional, tag = "1")]
+    pub selection: ::core::option::Option<OverviewSelection>,
+}
+/// Which pipelines, and how many of them.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct OverviewSelection {
+    /// Only this pipeline. PERMISSION_DENIED if the caller may not see it, and INVALID_ARGUMENT (PIPELINE_UNKNOWN) if it is not in the configuration of the server.
+    #[prost(string, tag = "1")]
+    pub pipeline: ::prost::alloc::string::String,
+    /// Only pipelines whose names begin with this text.
+    #[prost(string, tag = "2")]
+    pub prefix: ::prost::alloc::string::String,
+    /// If unspecified, WORST_FIRST.
+    #[prost(enumeration = "OverviewOrder", tag = "3")]
+    pub order: i32,
+    /// The maximum number of pipelines: at most 1000; 0 means 100.
+    #[prost(uint32, tag = "4")]
+    pub limit: u32,
+    /// Only with BY_NAME: the name after which the pipelines begin, for the next page.
+    #[prost(string, tag = "5")]
+    pub after: ::prost::alloc::string::String,
+    /// The maximum number of problems: at most 500; 0 means 50.
+    #[prost(uint32, tag = "6")]
+    pub problem_limit: u32,
+}
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct Overview {
+    /// The number of the survey since the start of the server, from 1.
+    #[prost(uint64, tag = "1")]
+    pub survey: u64,
+    /// When the survey began.
+    #[prost(message, optional, tag = "2")]
+    pub as_of: ::core::option::Option<::prost_types::Timestamp>,
+    /// When the last reading of what waits began: `lag`, `due` and what the places contain. It takes longer than other parts of a survey. Not set before the first one.
+    #[prost(message, optional, tag = "3")]
+    pub waiting_as_of: ::core::option::Option<::prost_types::Timestamp>,
+    /// The worst first. Those of topics that belong to no configured pipeline have no pipeline.
+    #[prost(message, repeated, tag = "4")]
+    pub problems: ::prost::alloc::vec::Vec<Problem>,
+    /// How many there are, with those beyond the limit.
+    #[prost(uint32, tag = "5")]
+    pub problem_count: u32,
+    #[prost(message, repeated, tag = "6")]
+    pub pipelines: ::prost::alloc::vec::Vec<PipelineOverview>,
+    /// How many pipelines match, with those beyond the limit and those before `after`.
+    #[prost(uint32, tag = "7")]
+    pub pipeline_count: u32,
+    /// What is unknown of all pipelines, or old.
+    #[prost(message, repeated, tag = "8")]
+    pub incomplete: ::prost::alloc::vec::Vec<IncompletePart>,
+    /// Of the dead letters.
+    #[prost(message, optional, tag = "9")]
+    pub completeness: ::core::option::Option<Completeness>,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct IncompletePart {
+    #[prost(enumeration = "OverviewPart", tag = "1")]
+    pub part: i32,
+    /// Since when, as far as this server has noticed. Not set for what is never known.
+    #[prost(message, optional, tag = "2")]
+    pub since: ::core::option::Option<::prost_types::Timestamp>,
+    /// Why, for people. Without names of topics.
+    #[prost(string, tag = "3")]
+    pub problem: ::prost::alloc::string::String,
+}
+/// A pipeline of the configuration of the server.
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct PipelineOverview {
+    #[prost(string, tag = "1")]
+    pub pipeline: ::prost::alloc::string::String,
+    /// Whether it is retired: it does not read its source.
+    #[prost(bool, tag = "2")]
+    pub retired: bool,
+    /// The records of the source that its workers have not completed.
+    #[prost(message, optional, tag = "3")]
+    pub lag: ::core::option::Option<RecordCount>,
+    /// Not set until two surveys are known.
+    #[prost(message, optional, tag = "4")]
+    pub rates: ::core::option::Option<PipelineRates>,
+    /// Where its records wait: the due topic, its tiers in the order of their delays, and other tiers of which it still has topics. Long waits that the scheduler holds are not in it: see `has_long_waits`.
+    #[prost(message, repeated, tag = "5")]
+    pub waiting: ::prost::alloc::vec::Vec<WaitingOverview>,
+    /// Whether records of it can wait with the scheduler. WaitingService counts them.
+    #[prost(bool, tag = "6")]
+    pub has_long_waits: bool,
+    /// When the next record is due in any place, which can be in the past.
+    #[prost(message, optional, tag = "7")]
+    pub next_due: ::core::option::Option<::prost_types::Timestamp>,
+    /// Its dead letters. Not set if the index has not caught up.
+    #[prost(message, optional, tag = "8")]
+    pub dead_letters: ::core::option::Option<DeadLettersOverview>,
+    #[prost(message, optional, tag = "9")]
+    pub run: ::core::option::Option<RunOverview>,
+    /// The circuit breaker of its endpoint. UNSPECIFIED: unknown.
+    #[prost(enumeration = "BreakerState", tag = "10")]
+    pub breaker: i32,
+    /// Its topics that do not exist, as far as the caller may know.
+    #[prost(string, repeated, tag = "11")]
+    pub missing_topics: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
+    /// How many problems are about it.
+    #[prost(uint32, tag = "12")]
+    pub problem_count: u32,
+}
+/// A number of records, or an upper bound: the ends of transactions have offsets, too.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct RecordCount {
+    /// Not set if unknown.
+    #[prost(uint64, optional, tag = "1")]
+    pub records: ::core::option::Option<u64>,
+    /// Whether the number is exact.
+    #[prost(bool, tag = "2")]
+    pub exact: bool,
+    /// The number of partitions whose leaders do not answer, so that their records may not be counted.
+    #[prost(uint32, tag = "3")]
+    pub unreachable_partitions: u32,
+}
+/// Offsets per second, in the newest seconds, from the ends of topics. If records are written in transactions, as Redeliver does, each transaction
+/// adds an offset to each partition in which it has written some: the number of records is between half of the number of offsets and all of them, and nearly all of them if transactions have many records.
+/// Records of aborted transactions count, too.
+///
+/// A rate is not set if it is unknown, for example because a leader does not answer or a topic was created again.
+#[derive(Clone, Copy, PartialEq, ::prost::Message)]
+pub struct PipelineRates {
+    /// What comes into the source. Not set if the pipeline is retired. With `return_to: source`, retries count, too.
+    #[prost(double, optional, tag = "1")]
+    pub received: ::core::option::Option<f64>,
+    /// What comes into the outputs. Not set if the pipeline has none, or shares one with another pipeline.
+    #[prost(double, optional, tag = "2")]
+    pub succeeded: ::core::option::Option<f64>,
+    /// What comes into the tiers. Long waits do not count.
+    #[prost(double, optional, tag = "3")]
+    pub retried: ::core::option::Option<f64>,
+    /// What comes into the dead-letter topic.
+    #[prost(double, optional, tag = "4")]
+    pub dead: ::core::option::Option<f64>,
+    /// The time between the two surveys that were compared.
+    #[prost(message, optional, tag = "5")]
+    pub window: ::core::option::Option<::prost_types::Duration>,
+}
+/// A place in which records of a pipeline wait.
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct WaitingOverview {
+    /// `due` (released, and not taken by a worker yet), or a tier such as `30s`.
+    #[prost(string, tag = "1")]
+    pub place: ::prost::alloc::string::String,
+    /// The records that wait there.
+    #[prost(message, optional, tag = "2")]
+    pub waiting: ::core::option::Option<RecordCount>,
+    /// How many of them are due; of `due`, not set. At least so many, unless it is exact: only the first records of each partition are read.
+    #[prost(uint64, optional, tag = "3")]
+    pub overdue: ::core::option::Option<u64>,
+    #[prost(bool, tag = "4")]
+    pub overdue_exact: bool,
+    /// When the next one is due, which can be in the past. Records of a tier are nearly in the order of their due times.
+    #[prost(message, optional, tag = "5")]
+    pub next_due: ::core::option::Option<::prost_types::Timestamp>,
+    /// Of a tier.
+    #[prost(message, optional, tag = "6")]
+    pub run: ::core::option::Option<RunOverview>,
+    /// Whether the configuration has this tier.
+    #[prost(bool, tag = "7")]
+    pub configured: bool,
+}
+/// What an operator has paused or limited.
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct RunOverview {
+    /// Not set if unknown.
+    #[prost(bool, optional, tag = "1")]
+    pub paused: ::core::option::Option<bool>,
+    /// How many per second at most, of all processes together, if an operator has limited it.
+    #[prost(double, optional, tag = "2")]
+    pub per_second: ::core::option::Option<f64>,
+    /// What pauses it, such as pipeline/docs, tier/docs/30s or tier/30s. The following are not set if it is not paused, or if the caller may not read that control.
+    #[prost(string, tag = "3")]
+    pub control: ::prost::alloc::string::String,
+    #[prost(message, optional, tag = "4")]
+    pub since: ::core::option::Option<::prost_types::Timestamp>,
+    #[prost(string, tag = "5")]
+    pub by: ::prost::alloc::string::String,
+    #[prost(string, tag = "6")]
+    pub reason: ::prost::alloc::string::String,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct DeadLettersOverview {
+    #[prost(string, tag = "1")]
+    pub topic: ::prost::alloc::string::String,
+    /// The open ones. Not set if the states are unknown.
+    #[prost(uint64, optional, tag = "2")]
+    pub open: ::core::option::Option<u64>,
+    /// When the oldest open one died.
+    #[prost(message, optional, tag = "3")]
+    pub oldest: ::core::option::Option<::prost_types::Timestamp>,
+    /// From when on Kafka may remove the oldest open one because of its age. Not set if never, or if the retention is unknown.
+    #[prost(message, optional, tag = "4")]
+    pub removed_from: ::core::option::Option<::prost_types::Timestamp>,
+    /// How many groups with open dead letters in this topic have regressed, and how many open ones were not known a day ago. Not set if unknown.
+    #[prost(uint32, optional, tag = "5")]
+    pub regressed_groups: ::core::option::Option<u32>,
+    #[prost(uint32, optional, tag = "6")]
+    pub new_groups: ::core::option::Option<u32>,
+    /// Redrives, discards and restores of this topic that run, that a caller has paused, and that were paused because too many records came back. Not set if unknown.
+    #[prost(uint32, optional, tag = "7")]
+    pub running_redrives: ::core::option::Option<u32>,
+    #[prost(uint32, optional, tag = "8")]
+    pub paused_redrives: ::core::option::Option<u32>,
+    #[prost(uint32, optional, tag = "9")]
+    pub auto_paused_redrives: ::core::option::Option<u32>,
+}
+/// Something that is wrong, or that an operator should know.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct Problem {
+    #[prost(enumeration = "ProblemKind", tag = "1")]
+    pub kind: i32,
+    /// Empty: that of a topic of no configured pipeline, or of no pipeline at all.
+    #[prost(string, tag = "2")]
+    pub pipeline: ::prost::alloc::string::String,
+    /// Since when, as far as it is known.
+    #[prost(message, optional, tag = "3")]
+    pub since: ::core::option::Option<::prost_types::Timestamp>,
+    /// Whether it grows: see the kind. Not set if unknown.
+    #[prost(bool, optional, tag = "4")]
+    pub growing: ::core::option::Option<bool>,
+    /// How many records, dead letters or partitions it is about: see the kind.
+    #[prost(uint64, optional, tag = "5")]
+    pub count: ::core::option::Option<u64>,
+    #[prost(enumeration = "NextStep", tag = "6")]
+    pub next_step: i32,
+    /// The topic.
+    #[prost(string, tag = "7")]
+    pub topic: ::prost::alloc::string::String,
+    /// The group of dead letters.
+    #[prost(string, tag = "8")]
+    pub group_id: ::prost::alloc::string::String,
+    /// The job that redrives dead letters.
+    #[prost(string, tag = "9")]
+    pub redrive_id: ::prost::alloc::string::String,
+    /// The place, as in WaitingOverview.
+    #[prost(string, tag = "10")]
+    pub place: ::prost::alloc::string::String,
+    /// Until when something must be done.
+    #[prost(message, optional, tag = "11")]
+    pub deadline: ::core::option::Option<::prost_types::Timestamp>,
+    /// The name of the control.
+    #[prost(string, tag = "12")]
+    pub control: ::prost::alloc::string::String,
+    /// Who has done it, and why.
+    #[prost(string, tag = "13")]
+    pub by: ::prost::alloc::string::String,
+    #[prost(string, tag = "14")]
+    pub reason: ::prost::alloc::string::String,
+    /// The class, the code and the template of a group, of which each has at most 200 bytes.
+    #[prost(string, tag = "15")]
+    pub error_class: ::prost::alloc::string::String,
+    #[prost(string, tag = "16")]
+    pub error_code: ::prost::alloc::string::String,
+    #[prost(string, tag = "17")]
+    pub template: ::prost::alloc::string::String,
+    /// Of what is incomplete.
+    #[prost(enumeration = "OverviewPart", tag = "18")]
+    pub part: i32,
+}
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, ::prost::Enumeration)]
+#[repr(i32)]
+pub enum OverviewOrder {
+    Unspecified = 0,
+    /// In the order of the worst problem of each pipeline, then of their lag, then of their names.
+    WorstFirst = 1,
+    ByName = 2,
+}
+impl OverviewOrder {
+    /// String value of the enum field names used in the ProtoBuf definition.
+    ///
+    /// The values are not transformed in any way and thus are considered stable
+    /// (if the ProtoBuf definition does not change) and safe for programmatic use.
+    pub fn as_str_name(&self) -> &'static str {
+        match self {
+            Self::Unspecified => "OVERVIEW_ORDER_UNSPECIFIED",
+            Self::WorstFirst => "OVERVIEW_ORDER_WORST_FIRST",
+            Self::ByName => "OVERVIEW_ORDER_BY_NAME",
+        }
+    }
+    /// Creates an enum from field names used in the ProtoBuf definition.
+    pub fn from_str_name(value: &str) -> ::core::option::Option<Self> {
+        match value {
+            "OVERVIEW_ORDER_UNSPECIFIED" => Some(Self::Unspecified),
+            "OVERVIEW_ORDER_WORST_FIRST" => Some(Self::WorstFirst),
+            "OVERVIEW_ORDER_BY_NAME" => Some(Self::ByName),
+            _ => None,
+        }
+    }
+}
+/// Something that the overview consists of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, ::prost::Enumeration)]
+#[repr(i32)]
+pub enum OverviewPart {
+    Unspecified = 0,
+    /// The topics with their ends: without them, everything but dead letters and controls is unknown.
+    Topics = 1,
+    /// What the groups have not completed: `lag` and the places.
+    Waiting = 2,
+    /// Dead letters and their groups.
+    DeadLetters = 3,
+    /// What is resolved, muted or regressed.
+    GroupStates = 4,
+    /// What is paused or limited.
+    Controls = 5,
+    /// Jobs that redrive, discard or restore dead letters.
+    Redrives = 6,
+    /// Circuit breakers: no service tells their states yet.
+    Breakers = 7,
+}
+impl OverviewPart {
+    /// String value of the enum field names used in the ProtoBuf definition.
+    ///
+    /// The values are not transformed in any way and thus are considered stable
+    /// (if the ProtoBuf definition does not change) and safe for programmatic use.
+    pub fn as_str_name(&self) -> &'static str {
+        match self {
+            Self::Unspecified => "OVERVIEW_PART_UNSPECIFIED",
+            Self::Topics => "OVERVIEW_PART_TOPICS",
+            Self::Waiting => "OVERVIEW_PART_WAITING",
+            Self::DeadLetters => "OVERVIEW_PART_DEAD_LETTERS",
+            Self::GroupStates => "OVERVIEW_PART_GROUP_STATES",
+            Self::Controls => "OVERVIEW_PART_CONTROLS",
+            Self::Redrives => "OVERVIEW_PART_REDRIVES",
+            Self::Breakers => "OVERVIEW_PART_BREAKERS",
+        }
+    }
+    /// Creates an enum from field names used in the ProtoBuf definition.
+    pub fn from_str_name(value: &str) -> ::core::option::Option<Self> {
+        match value {
+            "OVERVIEW_PART_UNSPECIFIED" => Some(Self::Unspecified),
+            "OVERVIEW_PART_TOPICS" => Some(Self::Topics),
+            "OVERVIEW_PART_WAITING" => Some(Self::Waiting),
+            "OVERVIEW_PART_DEAD_LETTERS" => Some(Self::DeadLetters),
+            "OVERVIEW_PART_GROUP_STATES" => Some(Self::GroupStates),
+            "OVERVIEW_PART_CONTROLS" => Some(Self::Controls),
+            "OVERVIEW_PART_REDRIVES" => Some(Self::Redrives),
+            "OVERVIEW_PART_BREAKERS" => Some(Self::Breakers),
+            _ => None,
+        }
+    }
+}
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, ::prost::Enumeration)]
+#[repr(i32)]
+pub enum BreakerState {
+    /// Unknown.
+    Unspecified = 0,
+    Closed = 1,
+    Open = 2,
+    HalfOpen = 3,
+}
+impl BreakerState {
+    /// String value of the enum field names used in the ProtoBuf definition.
+    ///
+    /// The values are not transformed in any way and thus are considered stable
+    /// (if the ProtoBuf definition does not change) and safe for programmatic use.
+    pub fn as_str_name(&self) -> &'static str {
+        match self {
+            Self::Unspecified => "BREAKER_STATE_UNSPECIFIED",
+            Self::Closed => "BREAKER_STATE_CLOSED",
+            Self::Open => "BREAKER_STATE_OPEN",
+            Self::HalfOpen => "BREAKER_STATE_HALF_OPEN",
+        }
+    }
+    /// Creates an enum from field names used in the ProtoBuf definition.
+    pub fn from_str_name(value: &str) -> ::core::option::Option<Self> {
+        match value {
+            "BREAKER_STATE_UNSPECIFIED" => Some(Self::Unspecified),
+            "BREAKER_STATE_CLOSED" => Some(Self::Closed),
+            "BREAKER_STATE_OPEN" => Some(Self::Open),
+            "BREAKER_STATE_HALF_OPEN" => Some(Self::HalfOpen),
+            _ => None,
+        }
+    }
+}
+/// In the order of the list of problems.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, ::prost::Enumeration)]
+#[repr(i32)]
+pub enum ProblemKind {
+    Unspecified = 0,
+    /// A topic of a pipeline does not exist in two surveys: its records cannot be written, or not be read.
+    TopicMissing = 1,
+    /// Kafka may remove open dead letters within a day, from `deadline` on. `count`: the open ones in the topic. It grows if there are more than some seconds ago.
+    LettersExpire = 2,
+    /// The circuit breaker is not closed. No service tells it yet.
+    BreakerOpen = 3,
+    /// Records are due in a tier for longer than a minute, and it is not paused. `count`: at least so many. It grows if there are more than some seconds ago.
+    Overdue = 4,
+    /// A redrive was paused because too many records came back: `count` of them.
+    RedriveAutoPaused = 5,
+    /// A resolved group has dead letters again. `count`: the open ones of the topic. It grows if the last one died in the last five minutes.
+    GroupRegressed = 6,
+    /// A group has its first dead letters since a day ago. As above.
+    GroupNew = 7,
+    /// A part is unknown, or old. `count` of DEAD_LETTERS: the partitions that are missing.
+    Incomplete = 8,
+    /// An operator has paused a pipeline or a tier longer than an hour ago.
+    Paused = 9,
+}
+impl ProblemKind {
+    /// String value of the enum field names used in the ProtoBuf definition.
+    ///
+    /// The values are not transformed in any way and thus are considered stable
+    /// (if the ProtoBuf definition does not change) and safe for programmatic use.
+    pub fn as_str_name(&self) -> &'static str {
+        match self {
+            Self::Unspecified => "PROBLEM_KIND_UNSPECIFIED",
+            Self::TopicMissing => "PROBLEM_KIND_TOPIC_MISSING",
+            Self::LettersExpire => "PROBLEM_KIND_LETTERS_EXPIRE",
+            Self::BreakerOpen => "PROBLEM_KIND_BREAKER_OPEN",
+            Self::Overdue => "PROBLEM_KIND_OVERDUE",
+            Self::RedriveAutoPaused => "PROBLEM_KIND_REDRIVE_AUTO_PAUSED",
+            Self::GroupRegressed => "PROBLEM_KIND_GROUP_REGRESSED",
+            Self::GroupNew => "PROBLEM_KIND_GROUP_NEW",
+            Self::Incomplete => "PROBLEM_KIND_INCOMPLETE",
+            Self::Paused => "PROBLEM_KIND_PAUSED",
+        }
+    }
+    /// Creates an enum from field names used in the ProtoBuf definition.
+    pub fn from_str_name(value: &str) -> ::core::option::Option<Self> {
+        match value {
+            "PROBLEM_KIND_UNSPECIFIED" => Some(Self::Unspecified),
+            "PROBLEM_KIND_TOPIC_MISSING" => Some(Self::TopicMissing),
+            "PROBLEM_KIND_LETTERS_EXPIRE" => Some(Self::LettersExpire),
+            "PROBLEM_KIND_BREAKER_OPEN" => Some(Self::BreakerOpen),
+            "PROBLEM_KIND_OVERDUE" => Some(Self::Overdue),
+            "PROBLEM_KIND_REDRIVE_AUTO_PAUSED" => Some(Self::RedriveAutoPaused),
+            "PROBLEM_KIND_GROUP_REGRESSED" => Some(Self::GroupRegressed),
+            "PROBLEM_KIND_GROUP_NEW" => Some(Self::GroupNew),
+            "PROBLEM_KIND_INCOMPLETE" => Some(Self::Incomplete),
+            "PROBLEM_KIND_PAUSED" => Some(Self::Paused),
+            _ => None,
+        }
+    }
+}
+/// What to do next, which is safe.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, ::prost::Enumeration)]
+#[repr(i32)]
+pub enum NextStep {
+    Unspecified = 0,
+    /// Create the topic, see `redeliver topics apply`.
+    CreateTopic = 1,
+    /// Redrive, export or discard the open dead letters of the topic before the deadline.
+    HandleDeadLetters = 2,
+    /// Check the endpoint.
+    CheckEndpoint = 3,
+    /// Check whether a retry tier runs for this tier.
+    CheckRetryTier = 4,
+    /// Look at what came back, then resume or cancel the redrive.
+    ReviewRedrive = 5,
+    /// Look at the dead letters of the group.
+    LookAtGroup = 6,
+    /// Check Kafka, and what the server may read there.
+    CheckKafka = 7,
+    /// Wait until the server has read what is missing.
+    Wait = 8,
+    /// Ask who has paused it, or resume it.
+    Resume = 9,
+}
+impl NextStep {
+    /// String value of the enum field names used in the ProtoBuf definition.
+    ///
+    /// The values are not transformed in any way and thus are considered stable
+    /// (if the ProtoBuf definition does not change) and safe for programmatic use.
+    pub fn as_str_name(&self) -> &'static str {
+        match self {
+            Self::Unspecified => "NEXT_STEP_UNSPECIFIED",
+            Self::CreateTopic => "NEXT_STEP_CREATE_TOPIC",
+            Self::HandleDeadLetters => "NEXT_STEP_HANDLE_DEAD_LETTERS",
+            Self::CheckEndpoint => "NEXT_STEP_CHECK_ENDPOINT",
+            Self::CheckRetryTier => "NEXT_STEP_CHECK_RETRY_TIER",
+            Self::ReviewRedrive => "NEXT_STEP_REVIEW_REDRIVE",
+            Self::LookAtGroup => "NEXT_STEP_LOOK_AT_GROUP",
+            Self::CheckKafka => "NEXT_STEP_CHECK_KAFKA",
+            Self::Wait => "NEXT_STEP_WAIT",
+            Self::Resume => "NEXT_STEP_RESUME",
+        }
+    }
+    /// Creates an enum from field names used in the ProtoBuf definition.
+    pub fn from_str_name(value: &str) -> ::core::option::Option<Self> {
+        match value {
+            "NEXT_STEP_UNSPECIFIED" => Some(Self::Unspecified),
+            "NEXT_STEP_CREATE_TOPIC" => Some(Self::CreateTopic),
+            "NEXT_STEP_HANDLE_DEAD_LETTERS" => Some(Self::HandleDeadLetters),
+            "NEXT_STEP_CHECK_ENDPOINT" => Some(Self::CheckEndpoint),
+            "NEXT_STEP_CHECK_RETRY_TIER" => Some(Self::CheckRetryTier),
+            "NEXT_STEP_REVIEW_REDRIVE" => Some(Self::ReviewRedrive),
+            "NEXT_STEP_LOOK_AT_GROUP" => Some(Self::LookAtGroup),
+            "NEXT_STEP_CHECK_KAFKA" => Some(Self::CheckKafka),
+            "NEXT_STEP_WAIT" => Some(Self::Wait),
+            "NEXT_STEP_RESUME" => Some(Self::Resume),
+            _ => None,
+        }
+    }
+}
+/// Generated client implementations.
+pub mod overview_service_client {
+    #![allow(
+        unused_variables,
+        dead_code,
+        missing_docs,
+        clippy::wildcard_imports,
+        clippy::let_unit_value,
+    )]
+    use tonic::codegen::*;
+    use tonic::codegen::http::Uri;
+    /// What happens in all pipelines now, and what is wrong, the worst first. It contains counts, times and names, and no keys, values and headers.
+    ///
+    /// The server surveys Kafka and its index at most once per second, for all callers together, and only while there are some. What is unknown is not
+    /// set: `incomplete` says why, and since when.
+    ///
+    /// If the server authenticates its callers, each call fails as described for DeadLetterService. It requires the scope
+    /// dead-letters:read for the dead-letter topic of a pipeline: a caller gets the overview that it would get if there were no other pipelines. Who has paused
+    /// something, and why, is shown to callers that may read its control.
+    #[derive(Debug, Clone)]
+    pub struct OverviewServiceClient<T> {
+        inner: tonic::client::Grpc<T>,
+    }
+    impl OverviewServiceClient<tonic::transport::Channel> {
+        /// Attempt to create a new client by connecting to a given endpoint.
+        pub async fn connect<D>(dst: D) -> Result<Self, tonic::transport::Error>
+        where
+            D: TryInto<tonic::transport::Endpoint>,
+            D::Error: Into<StdError>,
+        {
+            let conn = tonic::transport::Endpoint::new(dst)?.connect().await?;
+            Ok(Self::new(conn))
+        }
+    }
+    impl<T> OverviewServiceClient<T>
+    where
+        T: tonic::client::GrpcService<tonic::body::Body>,
+        T::Error: Into<StdError>,
+        T::ResponseBody: Body<Data = Bytes> + std::marker::Send + 'static,
+        <T::ResponseBody as Body>::Error: Into<StdError> + std::marker::Send,
+    {
+        pub fn new(inner: T) -> Self {
+            let inner = tonic::client::Grpc::new(inner);
+            Self { inner }
+        }
+        pub fn with_origin(inner: T, origin: Uri) -> Self {
+            let inner = tonic::client::Grpc::with_origin(inner, origin);
+            Self { inner }
+        }
+        pub fn with_interceptor<F>(
+            inner: T,
+            interceptor: F,
+        ) -> OverviewServiceClient<InterceptedService<T, F>>
+        where
+            F: tonic::service::Interceptor,
+            T::ResponseBody: Default,
+            T: tonic::codegen::Service<
+                http::Request<tonic::body::Body>,
+                Response = http::Response<
+                    <T as tonic::client::GrpcService<tonic::body::Body>>::ResponseBody,
+                >,
+            >,
+            <T as tonic::codegen::Service<
+                http::Request<tonic::body::Body>,
+            >>::Error: Into<StdError> + std::marker::Send + std::marker::Sync,
+        {
+            OverviewServiceClient::new(InterceptedService::new(inner, interceptor))
+        }
+        /// Compress requests with the given encoding.
+        ///
+        /// This requires the server to support it otherwise it might respond with an
+        /// error.
+        #[must_use]
+        pub fn send_compressed(mut self, encoding: CompressionEncoding) -> Self {
+            self.inner = self.inner.send_compressed(encoding);
+            self
+        }
+        /// Enable decompressing responses.
+        #[must_use]
+        pub fn accept_compressed(mut self, encoding: CompressionEncoding) -> Self {
+            self.inner = self.inner.accept_compressed(encoding);
+            self
+        }
+        /// Limits the maximum size of a decoded message.
+        ///
+        /// Default: `4MB`
+        #[must_use]
+        pub fn max_decoding_message_size(mut self, limit: usize) -> Self {
+            self.inner = self.inner.max_decoding_message_size(limit);
+            self
+        }
+        /// Limits the maximum size of an encoded message.
+        ///
+        /// Default: `usize::MAX`
+        #[must_use]
+        pub fn max_encoding_message_size(mut self, limit: usize) -> Self {
+            self.inner = self.inner.max_encoding_message_size(limit);
+            self
+        }
+        /// The overview now, for scripts. The first call after a while has no rates, which need two surveys. UNAVAILABLE (OVERVIEW_UNAVAILABLE) if a survey takes more than 30
+        /// seconds.
+        pub async fn get_overview(
+            &mut self,
+            request: impl tonic::IntoRequest<super::GetOverviewRequest>,
+        ) -> std::result::Result<tonic::Response<super::Overview>, tonic::Status> {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/redeliver.v1.OverviewService/GetOverview",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(GrpcMethod::new("redeliver.v1.OverviewService", "GetOverview"));
+            self.inner.unary(req, path, codec).await
+        }
+        /// The overview now, and again after each survey in which something has changed. Each message is complete, and replaces the one before. A slow client misses
+        /// overviews, and gets the newest one. A message arrives at least every 15 seconds, so that the client detects a lost connection.
+        /// RESOURCE_EXHAUSTED (TOO_MANY_WATCHERS) if there are too many callers.
+        pub async fn watch_overview(
+            &mut self,
+            request: impl tonic::IntoRequest<super::WatchOverviewRequest>,
+        ) -> std::result::Result<
+            tonic::Response<tonic::codec::Streaming<super::Overview>>,
+            tonic::Status,
+        > {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/redeliver.v1.OverviewService/WatchOverview",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(
+                    GrpcMethod::new("redeliver.v1.OverviewService", "WatchOverview"),
+                );
+            self.inner.server_streaming(req, path, codec).await
+        }
+    }
+}
+/// Generated server implementations.
+pub mod overview_service_server {
+    #![allow(
+        unused_variables,
+        dead_code,
+        missing_docs,
+        clippy::wildcard_imports,
+        clippy::let_unit_value,
+    )]
+    use tonic::codegen::*;
+    /// Generated trait containing gRPC methods that should be implemented for use with OverviewServiceServer.
+    #[async_trait]
+    pub trait OverviewService: std::marker::Send + std::marker::Sync + 'static {
+        /// The overview now, for scripts. The first call after a while has no rates, which need two surveys. UNAVAILABLE (OVERVIEW_UNAVAILABLE) if a survey takes more than 30
+        /// seconds.
+        async fn get_overview(
+            &self,
+            request: tonic::Request<super::GetOverviewRequest>,
+        ) -> std::result::Result<tonic::Response<super::Overview>, tonic::Status>;
+        /// Server streaming response type for the WatchOverview method.
+        type WatchOverviewStream: tonic::codegen::tokio_stream::Stream<
+                Item = std::result::Result<super::Overview, tonic::Status>,
+            >
+            + std::marker::Send
+            + 'static;
+        /// The overview now, and again after each survey in which something has changed. Each message is complete, and replaces the one before. A slow client misses
+        /// overviews, and gets the newest one. A message arrives at least every 15 seconds, so that the client detects a lost connection.
+        /// RESOURCE_EXHAUSTED (TOO_MANY_WATCHERS) if there are too many callers.
+        async fn watch_overview(
+            &self,
+            request: tonic::Request<super::WatchOverviewRequest>,
+        ) -> std::result::Result<
+            tonic::Response<Self::WatchOverviewStream>,
+            tonic::Status,
+        >;
+    }
+    /// What happens in all pipelines now, and what is wrong, the worst first. It contains counts, times and names, and no keys, values and headers.
+    ///
+    /// The server surveys Kafka and its index at most once per second, for all callers together, and only while there are some. What is unknown is not
+    /// set: `incomplete` says why, and since when.
+    ///
+    /// If the server authenticates its callers, each call fails as described for DeadLetterService. It requires the scope
+    /// dead-letters:read for the dead-letter topic of a pipeline: a caller gets the overview that it would get if there were no other pipelines. Who has paused
+    /// something, and why, is shown to callers that may read its control.
+    #[derive(Debug)]
+    pub struct OverviewServiceServer<T> {
+        inner: Arc<T>,
+        accept_compression_encodings: EnabledCompressionEncodings,
+        send_compression_encodings: EnabledCompressionEncodings,
+        max_decoding_message_size: Option<usize>,
+        max_encoding_message_size: Option<usize>,
+    }
+    impl<T> OverviewServiceServer<T> {
+        pub fn new(inner: T) -> Self {
+            Self::from_arc(Arc::new(inner))
+        }
+        pub fn from_arc(inner: Arc<T>) -> Self {
+            Self {
+                inner,
+                accept_compression_encodings: Default::default(),
+                send_compression_encodings: Default::default(),
+                max_decoding_message_size: None,
+                max_encoding_message_size: None,
+            }
+        }
+        pub fn with_interceptor<F>(
+            inner: T,
+            interceptor: F,
+        ) -> InterceptedService<Self, F>
+        where
+            F: tonic::service::Interceptor,
+        {
+            InterceptedService::new(Self::new(inner), interceptor)
+        }
+        /// Enable decompressing requests with the given encoding.
+        #[must_use]
+        pub fn accept_compressed(mut self, encoding: CompressionEncoding) -> Self {
+            self.accept_compression_encodings.enable(encoding);
+            self
+        }
+        /// Compress responses with the given encoding, if the client supports it.
+        #[must_use]
+        pub fn send_compressed(mut self, encoding: CompressionEncoding) -> Self {
+            self.send_compression_encodings.enable(encoding);
+            self
+        }
+        /// Limits the maximum size of a decoded message.
+        ///
+        /// Default: `4MB`
+        #[must_use]
+        pub fn max_decoding_message_size(mut self, limit: usize) -> Self {
+            self.max_decoding_message_size = Some(limit);
+            self
+        }
+        /// Limits the maximum size of an encoded message.
+        ///
+        /// Default: `usize::MAX`
+        #[must_use]
+        pub fn max_encoding_message_size(mut self, limit: usize) -> Self {
+            self.max_encoding_message_size = Some(limit);
+            self
+        }
+    }
+    impl<T, B> tonic::codegen::Service<http::Request<B>> for OverviewServiceServer<T>
+    where
+        T: OverviewService,
+        B: Body + std::marker::Send + 'static,
+        B::Error: Into<StdError> + std::marker::Send + 'static,
+    {
+        type Response = http::Response<tonic::body::Body>;
+        type Error = std::convert::Infallible;
+        type Future = BoxFuture<Self::Response, Self::Error>;
+        fn poll_ready(
+            &mut self,
+            _cx: &mut Context<'_>,
+        ) -> Poll<std::result::Result<(), Self::Error>> {
+            Poll::Ready(Ok(()))
+        }
+        fn call(&mut self, req: http::Request<B>) -> Self::Future {
+            match req.uri().path() {
+                "/redeliver.v1.OverviewService/GetOverview" => {
+                    #[allow(non_camel_case_types)]
+                    struct GetOverviewSvc<T: OverviewService>(pub Arc<T>);
+                    impl<
+                        T: OverviewService,
+                    > tonic::server::UnaryService<super::GetOverviewRequest>
+                    for GetOverviewSvc<T> {
+                        type Response = super::Overview;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::GetOverviewRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as OverviewService>::get_overview(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = GetOverviewSvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/redeliver.v1.OverviewService/WatchOverview" => {
+                    #[allow(non_camel_case_types)]
+                    struct WatchOverviewSvc<T: OverviewService>(pub Arc<T>);
+                    impl<
+                        T: OverviewService,
+                    > tonic::server::ServerStreamingService<super::WatchOverviewRequest>
+                    for WatchOverviewSvc<T> {
+                        type Response = super::Overview;
+                        type ResponseStream = T::WatchOverviewStream;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::ResponseStream>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::WatchOverviewRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as OverviewService>::watch_overview(&inner, request)
+                                    .await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = WatchOverviewSvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.server_streaming(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                _ => {
+                    Box::pin(async move {
+                        let mut response = http::Response::new(
+                            tonic::body::Body::default(),
+                        );
+                        let headers = response.headers_mut();
+                        headers
+                            .insert(
+                                tonic::Status::GRPC_STATUS,
+                                (tonic::Code::Unimplemented as i32).into(),
+                            );
+                        headers
+                            .insert(
+                                http::header::CONTENT_TYPE,
+                                tonic::metadata::GRPC_CONTENT_TYPE,
+                            );
+                        Ok(response)
+                    })
+                }
+            }
+        }
+    }
+    impl<T> Clone for OverviewServiceServer<T> {
+        fn clone(&self) -> Self {
+            let inner = self.inner.clone();
+            Self {
+                inner,
+                accept_compression_encodings: self.accept_compression_encodings,
+                send_compression_encodings: self.send_compression_encodings,
+                max_decoding_message_size: self.max_decoding_message_size,
+                max_encoding_message_size: self.max_encoding_message_size,
+            }
+        }
+    }
+    /// Generated gRPC service name
+    pub const SERVICE_NAME: &str = "redeliver.v1.OverviewService";
+    impl<T> tonic::server::NamedService for OverviewServiceServer<T> {
+        const NAME: &'static str = SERVICE_NAME;
+    }
+}
 /// A job. It is shown to callers that see the topics of all of its dead letters. `<hidden>` stands for other topics that they may not see, and for a
 /// text or filter that names one.
 #[derive(Clone, PartialEq, ::prost::Message)]
@@ -6624,15 +7550,15 @@ pub struct Redrive {
     /// messages, and what is masked in any topic.
     #[prost(string, tag = "5")]
     pub filter: ::prost::alloc::string::String,
-    /// Why, in the words of the caller who has planned it.
+    /// The reason that the caller who planned it has given.
     #[prost(string, tag = "6")]
-    pub why: ::prost::alloc::string::String,
-    /// Who has planned it, as in AuditEntry, and when.
+    pub reason: ::prost::alloc::string::String,
+    /// Who planned it, as in AuditEntry, and when.
     #[prost(string, tag = "7")]
     pub created_by: ::prost::alloc::string::String,
     #[prost(message, optional, tag = "8")]
     pub created_at: ::core::option::Option<::prost_types::Timestamp>,
-    /// Who has changed it last, and when.
+    /// Who changed it last, and when.
     #[prost(string, tag = "9")]
     pub changed_by: ::prost::alloc::string::String,
     #[prost(message, optional, tag = "10")]
@@ -6657,13 +7583,13 @@ pub struct Redrive {
     pub sources: ::prost::alloc::vec::Vec<RedriveCount>,
     #[prost(message, repeated, tag = "18")]
     pub destinations: ::prost::alloc::vec::Vec<RedriveCount>,
-    /// What matched, but was not planned, by reason.
+    /// Dead letters that matched, but were not planned, by reason.
     #[prost(message, repeated, tag = "19")]
     pub refused: ::prost::alloc::vec::Vec<RedriveRefusal>,
     /// The ids of some dead letters.
     #[prost(string, repeated, tag = "20")]
     pub samples: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
-    /// What to know before the start.
+    /// Warnings before the start.
     #[prost(string, repeated, tag = "21")]
     pub warnings: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
     /// Dead letters per second; 0: as fast as possible.
@@ -6684,9 +7610,10 @@ pub struct Redrive {
     pub start_at: ::core::option::Option<::prost_types::Timestamp>,
     #[prost(string, tag = "29")]
     pub retry_of: ::prost::alloc::string::String,
-    /// Why the brake has paused it: too many records came back, or some wait for an attempt for more than a day; empty if it has not.
+    /// Why it was auto-paused: too many records came back, or some wait for an attempt for more than a day;
+    /// empty if it was not.
     #[prost(string, tag = "30")]
-    pub brake: ::prost::alloc::string::String,
+    pub auto_pause_reason: ::prost::alloc::string::String,
     /// When the next batch begins, or the job ends, if it waits to see which records come back.
     #[prost(message, optional, tag = "31")]
     pub waits_until: ::core::option::Option<::prost_types::Timestamp>,
@@ -6697,7 +7624,7 @@ pub struct Redrive {
     /// More dead letters match than a plan can have: it has the oldest.
     #[prost(bool, tag = "33")]
     pub has_more: bool,
-    /// What is edited: `value`, `key` and `headers`. Empty: the records are written as they are.
+    /// The edited parts: `value`, `key` and `headers`. Empty: the records are written as they are.
     #[prost(string, repeated, tag = "34")]
     pub edited: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
 }
@@ -6740,9 +7667,9 @@ pub struct PlanRedriveRequest {
     /// pipeline of the configuration (due topic or source), or match `dlq_inspector.redrive.destinations`.
     #[prost(string, tag = "7")]
     pub destination: ::prost::alloc::string::String,
-    /// Why, for others. At most 1000 bytes.
+    /// The reason, for the audit log. At most 1000 bytes.
     #[prost(string, tag = "8")]
-    pub why: ::prost::alloc::string::String,
+    pub reason: ::prost::alloc::string::String,
     /// A text that is different for each plan, so that a repeated call returns the same job. At most 100 bytes. Empty: each call plans another job.
     /// INVALID_ARGUMENT (REQUEST_ID_USED) if the caller has used it for a request that differs in any other field.
     #[prost(string, tag = "9")]
@@ -6754,8 +7681,8 @@ pub struct PlanRedriveRequest {
     /// `max_returned_share` of the records have come back. Dead letters that are skipped or fail do not count. Set to begin with all.
     #[prost(bool, tag = "11")]
     pub all_at_once: bool,
-    /// 0 to 1. Not set: 0.2. The brake pauses the job when a larger share of at least 10 redriven records has come back. 1: never,
-    /// and the job neither has batches nor waits until it is known what comes back.
+    /// 0 to 1. Not set: 0.2. Auto-pause: the job is paused when a larger share of at least 10 redriven records
+    /// has come back. 1: never, and the job neither has batches nor waits until it is known what comes back.
     #[prost(double, optional, tag = "12")]
     pub max_returned_share: ::core::option::Option<f64>,
     /// How long the job waits at least for what comes back after the first batches, and at the end before it succeeds: as long as a record waits for an attempt,
@@ -6763,7 +7690,7 @@ pub struct PlanRedriveRequest {
     /// to which it writes, and 30 s: until then, a record can wait for a retry. At most one day.
     #[prost(message, optional, tag = "13")]
     pub observe: ::core::option::Option<::prost_types::Duration>,
-    /// Redrives also what was redriven `dlq_inspector.redrive.max_count` times.
+    /// Also redrives records that were redriven `dlq_inspector.redrive.max_count` times.
     #[prost(bool, tag = "14")]
     pub force: bool,
     /// Only with `ids`: the `DeadLetter.content_hash` of each, in the same order; an empty one is not compared. A dead letter with another hash is not planned
@@ -6784,21 +7711,21 @@ pub struct PlanEditRequest {
     /// The topic to write to, as in PlanRedriveRequest.
     #[prost(string, tag = "4")]
     pub destination: ::prost::alloc::string::String,
-    /// Why, for others. At most 1000 bytes.
+    /// The reason, for the audit log. At most 1000 bytes.
     #[prost(string, tag = "5")]
-    pub why: ::prost::alloc::string::String,
+    pub reason: ::prost::alloc::string::String,
     /// A text that is different for each plan, so that a repeated call returns the same job. At most 100 bytes. Empty: each call plans another job. INVALID_ARGUMENT
     /// (REQUEST_ID_USED) if the caller has used it for a request that differs in any other field.
     #[prost(string, tag = "6")]
     pub request_id: ::prost::alloc::string::String,
-    /// Redrives also what was redriven `dlq_inspector.redrive.max_count` times.
+    /// Also redrives records that were redriven `dlq_inspector.redrive.max_count` times.
     #[prost(bool, tag = "7")]
     pub force: bool,
     /// As in PlanRedriveRequest.
     #[prost(message, optional, tag = "8")]
     pub observe: ::core::option::Option<::prost_types::Duration>,
 }
-/// What differs from the record in the dead-letter topic. Everything else is written as it is there.
+/// The differences from the record in the dead-letter topic. All other parts are written as they are there.
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct RedriveEdit {
     /// Not set: unchanged.
@@ -6909,7 +7836,7 @@ pub struct RedriveRecord {
     /// PLANNED, RUNNING, PAUSED or CANCELLED: what callers want.
     #[prost(enumeration = "RedriveState", tag = "4")]
     pub wanted: i32,
-    /// How often it was started or resumed. The brake pauses one run.
+    /// How often it was started or resumed. An auto-pause is of one run.
     #[prost(uint32, tag = "5")]
     pub run: u32,
     #[prost(string, tag = "6")]
@@ -6917,7 +7844,8 @@ pub struct RedriveRecord {
     /// The number of chunks of the plan, with keys `plan/ID/NUMBER` from 0.
     #[prost(uint32, tag = "8")]
     pub chunks: u32,
-    /// What does not change, and who has changed the rest. The counters, `state`, `brake`, `waits_until` and `problem` are not set.
+    /// The immutable part, and who changed the rest. The counters, `state`, `auto_pause_reason`, `waits_until`
+    /// and `problem` are not set.
     #[prost(message, optional, tag = "9")]
     pub redrive: ::core::option::Option<Redrive>,
     /// The SHA-256 of the request that has planned it, without its `request_id`. A request with the same `request_id` and another hash is refused.
@@ -6965,16 +7893,16 @@ pub struct RedriveProgress {
     /// When `done` has changed last.
     #[prost(message, optional, tag = "6")]
     pub sent_at: ::core::option::Option<::prost_types::Timestamp>,
-    /// The run that the brake has paused; 0: none.
+    /// The run that was auto-paused; 0: none.
     #[prost(uint32, tag = "7")]
-    pub braked_run: u32,
+    pub auto_paused_run: u32,
     #[prost(string, tag = "8")]
-    pub brake: ::prost::alloc::string::String,
-    /// `done` and `returned` when the brake acted last: it counts from there.
+    pub auto_pause_reason: ::prost::alloc::string::String,
+    /// `done` and `returned` at the last auto-pause: the next one counts from there.
     #[prost(uint32, tag = "9")]
-    pub braked_done: u32,
+    pub auto_paused_done: u32,
     #[prost(uint32, tag = "10")]
-    pub braked_returned: u32,
+    pub auto_paused_returned: u32,
     /// See Redrive.
     #[prost(string, tag = "11")]
     pub problem: ::prost::alloc::string::String,
@@ -6982,7 +7910,7 @@ pub struct RedriveProgress {
     #[prost(uint32, tag = "12")]
     pub observed: u32,
 }
-/// What became of the items of a chunk, with the key `outcomes/ID/NUMBER`.
+/// The outcomes of the items of a chunk, with the key `outcomes/ID/NUMBER`.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct RedriveOutcomes {
     /// One number of RedriveOutcome for each item that was tried.
@@ -7000,7 +7928,7 @@ pub struct RedriveOutcomes {
     #[prost(int64, repeated, tag = "5")]
     pub written_offsets: ::prost::alloc::vec::Vec<i64>,
 }
-/// What a job does with its dead letters.
+/// The kind of a job.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, ::prost::Enumeration)]
 #[repr(i32)]
 pub enum RedriveKind {
@@ -7045,7 +7973,7 @@ pub enum RedriveState {
     Planned = 1,
     /// Started. It may wait for `start_at` or `waits_until`. It stays in this state until the end of the observation after its last record.
     Running = 2,
-    /// Paused by a caller, or by the brake.
+    /// Paused by a caller, or automatically (auto-pause).
     Paused = 3,
     /// All dead letters were done, and none had come back by the end of the observation.
     Succeeded = 4,
@@ -7088,7 +8016,7 @@ impl RedriveState {
         }
     }
 }
-/// What became of a dead letter.
+/// The outcome of a dead letter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, ::prost::Enumeration)]
 #[repr(i32)]
 pub enum RedriveOutcome {
@@ -7189,9 +8117,10 @@ pub mod redrive_service_client {
     use tonic::codegen::http::Uri;
     /// Redrives, discards and restores of dead letters, as jobs.
     ///
-    /// A job is planned first: the dead letters and the hashes of their contents are frozen, and nothing is done. Once it is started, one of the inspectors
-    /// executes it. Each dead letter is done in a transaction with its ledger entry, the progress of the job and an entry of the audit
-    /// log, so that it is done once, also if an inspector is killed at any time.
+    /// A job is planned first: the dead letters and the hashes of their contents are frozen, and nothing is done.
+    /// Once it is started, one of the inspectors executes it. Each dead letter is done in a transaction with its
+    /// ledger entry, the progress of the job and an entry of the audit log, so that it is done once, even if an
+    /// inspector is killed at any time.
     ///
     /// If the server authenticates its callers, each call fails as described for DeadLetterService. Planning and changing a job requires the scopes
     /// dead-letters:read and dead-letters:operate for the topics of all of its dead letters, and dead-letters:operate for all
@@ -7280,9 +8209,10 @@ pub mod redrive_service_client {
             self.inner = self.inner.max_encoding_message_size(limit);
             self
         }
-        /// Plans a job. NOT_FOUND (NOTHING_TO_REDRIVE) if no dead letter matches that can be done. FAILED_PRECONDITION (TOO_MANY_DESTINATIONS) if the dead letters
-        /// would be written to more than 100 topics. With the `request_id` of a
-        /// job that the same caller has planned with the same request, returns that job; INVALID_ARGUMENT (REQUEST_ID_USED) if the request differs.
+        /// Plans a job. NOT_FOUND (NOTHING_TO_REDRIVE) if there is no eligible dead letter. FAILED_PRECONDITION
+        /// (TOO_MANY_DESTINATIONS) if the dead letters would be written to more than 100 topics. With the
+        /// `request_id` of a job that the same caller has planned with the same request, returns that job;
+        /// INVALID_ARGUMENT (REQUEST_ID_USED) if the request differs.
         pub async fn plan_redrive(
             &mut self,
             request: impl tonic::IntoRequest<super::PlanRedriveRequest>,
@@ -7376,7 +8306,8 @@ pub mod redrive_service_client {
                 .insert(GrpcMethod::new("redeliver.v1.RedriveService", "PauseRedrive"));
             self.inner.unary(req, path, codec).await
         }
-        /// Continues a paused job, also if the brake has paused it: it then counts what is redriven from there on.
+        /// Continues a paused job, even if it was auto-paused: auto-pause then counts what is redriven from there
+        /// on.
         pub async fn resume_redrive(
             &mut self,
             request: impl tonic::IntoRequest<super::ChangeRedriveRequest>,
@@ -7398,7 +8329,7 @@ pub mod redrive_service_client {
                 .insert(GrpcMethod::new("redeliver.v1.RedriveService", "ResumeRedrive"));
             self.inner.unary(req, path, codec).await
         }
-        /// Cancels a job for good. What was done stays done.
+        /// Cancels a job for good. Its effects so far remain.
         pub async fn cancel_redrive(
             &mut self,
             request: impl tonic::IntoRequest<super::ChangeRedriveRequest>,
@@ -7533,9 +8464,10 @@ pub mod redrive_service_server {
     /// Generated trait containing gRPC methods that should be implemented for use with RedriveServiceServer.
     #[async_trait]
     pub trait RedriveService: std::marker::Send + std::marker::Sync + 'static {
-        /// Plans a job. NOT_FOUND (NOTHING_TO_REDRIVE) if no dead letter matches that can be done. FAILED_PRECONDITION (TOO_MANY_DESTINATIONS) if the dead letters
-        /// would be written to more than 100 topics. With the `request_id` of a
-        /// job that the same caller has planned with the same request, returns that job; INVALID_ARGUMENT (REQUEST_ID_USED) if the request differs.
+        /// Plans a job. NOT_FOUND (NOTHING_TO_REDRIVE) if there is no eligible dead letter. FAILED_PRECONDITION
+        /// (TOO_MANY_DESTINATIONS) if the dead letters would be written to more than 100 topics. With the
+        /// `request_id` of a job that the same caller has planned with the same request, returns that job;
+        /// INVALID_ARGUMENT (REQUEST_ID_USED) if the request differs.
         async fn plan_redrive(
             &self,
             request: tonic::Request<super::PlanRedriveRequest>,
@@ -7561,12 +8493,13 @@ pub mod redrive_service_server {
             &self,
             request: tonic::Request<super::ChangeRedriveRequest>,
         ) -> std::result::Result<tonic::Response<super::Redrive>, tonic::Status>;
-        /// Continues a paused job, also if the brake has paused it: it then counts what is redriven from there on.
+        /// Continues a paused job, even if it was auto-paused: auto-pause then counts what is redriven from there
+        /// on.
         async fn resume_redrive(
             &self,
             request: tonic::Request<super::ChangeRedriveRequest>,
         ) -> std::result::Result<tonic::Response<super::Redrive>, tonic::Status>;
-        /// Cancels a job for good. What was done stays done.
+        /// Cancels a job for good. Its effects so far remain.
         async fn cancel_redrive(
             &self,
             request: tonic::Request<super::ChangeRedriveRequest>,
@@ -7600,9 +8533,10 @@ pub mod redrive_service_server {
     }
     /// Redrives, discards and restores of dead letters, as jobs.
     ///
-    /// A job is planned first: the dead letters and the hashes of their contents are frozen, and nothing is done. Once it is started, one of the inspectors
-    /// executes it. Each dead letter is done in a transaction with its ledger entry, the progress of the job and an entry of the audit
-    /// log, so that it is done once, also if an inspector is killed at any time.
+    /// A job is planned first: the dead letters and the hashes of their contents are frozen, and nothing is done.
+    /// Once it is started, one of the inspectors executes it. Each dead letter is done in a transaction with its
+    /// ledger entry, the progress of the job and an entry of the audit log, so that it is done once, even if an
+    /// inspector is killed at any time.
     ///
     /// If the server authenticates its callers, each call fails as described for DeadLetterService. Planning and changing a job requires the scopes
     /// dead-letters:read and dead-letters:operate for the topics of all of its dead letters, and dead-letters:operate for all
@@ -8291,6 +9225,9 @@ pub struct WaitingRecord {
 pub struct GetWaitingStatsRequest {
     #[prost(message, optional, tag = "1")]
     pub filter: ::core::option::Option<WaitingFilter>,
+    /// The number of minutes in `WaitingForecast.per_minute`, at most 120; 0: no forecast.
+    #[prost(uint32, tag = "2")]
+    pub minutes: u32,
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct GetWaitingStatsResponse {
@@ -8355,6 +9292,19 @@ pub struct WaitingCounts {
     /// How many records have other codes.
     #[prost(uint64, tag = "9")]
     pub other_codes: u64,
+    /// When they are due, if the request wants it.
+    #[prost(message, optional, tag = "10")]
+    pub forecast: ::core::option::Option<WaitingForecast>,
+}
+/// When records are due. Those that are due already, or have no valid due time, are not in it.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct WaitingForecast {
+    /// The number of records due in each of the next minutes.
+    #[prost(uint64, repeated, tag = "1")]
+    pub per_minute: ::prost::alloc::vec::Vec<u64>,
+    /// The number of records due after those minutes.
+    #[prost(uint64, tag = "2")]
+    pub later: u64,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct WaitingCode {
@@ -8364,7 +9314,7 @@ pub struct WaitingCode {
     #[prost(uint64, tag = "2")]
     pub records: u64,
 }
-/// What an answer is about.
+/// The scope of an answer.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct WaitingCoverage {
     /// The answer is about this moment.
@@ -8429,7 +9379,7 @@ pub struct PipelineTrace {
     /// When the record is due, if it waits.
     #[prost(message, optional, tag = "7")]
     pub next_due: ::core::option::Option<::prost_types::Timestamp>,
-    /// What cannot be known any more, and why.
+    /// The unknown parts of the trace, and why they are unknown.
     #[prost(string, repeated, tag = "8")]
     pub gaps: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
     /// Topics were searched from this time on. Not set: from their beginning.
@@ -8469,18 +9419,19 @@ pub struct TraceStep {
     /// How often the record has been redriven before this step; a step REDRIVEN with a copy counts.
     #[prost(uint32, tag = "12")]
     pub redrives: u32,
-    /// Who has redriven, discarded or restored the dead letter, and why, from the ledger. Empty for other steps, and if the ledger does not say it.
+    /// Who redrove, discarded or restored the dead letter, and why, from the ledger. Empty for other steps, and
+    /// if the ledger does not say it.
     #[prost(string, tag = "13")]
     pub by: ::prost::alloc::string::String,
     #[prost(string, tag = "14")]
-    pub why: ::prost::alloc::string::String,
+    pub reason: ::prost::alloc::string::String,
     /// The id of the job that did so, see RedriveService, from the ledger or the header of a redriven copy.
     #[prost(string, tag = "15")]
     pub redrive_id: ::prost::alloc::string::String,
     /// The topic to which a redrive has written the record, from the ledger; `<hidden>` if the caller may not see it.
     #[prost(string, tag = "16")]
     pub destination: ::prost::alloc::string::String,
-    /// What was edited in it, from the ledger: `value`, `key` and `headers`.
+    /// Its edited parts, from the ledger: `value`, `key` and `headers`.
     #[prost(string, repeated, tag = "17")]
     pub edited: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
 }
@@ -8612,9 +9563,10 @@ pub mod waiting_service_client {
     /// server reads for two calls at the same time. Others wait up to 10 seconds, and then fail with RESOURCE_EXHAUSTED (TOO_MANY_SCANS). A
     /// scan ends after 10 minutes with DEADLINE_EXCEEDED (SCAN_TOO_LONG). UNAVAILABLE (KAFKA_UNAVAILABLE): Kafka does not answer.
     ///
-    /// If the server authenticates its callers, each call fails as described for DeadLetterService. It requires the scope
-    /// dead-letters:read for the dead-letter topic of the pipeline: whoever may see how records of a pipeline have died may see how they wait. What
-    /// is masked for the caller in the dead-letter topic is masked here too.
+    /// If the server authenticates its callers, each call fails as described for DeadLetterService. It requires
+    /// the scope dead-letters:read for the dead-letter topic of the pipeline: a caller who may see the dead
+    /// letters of a pipeline may see its waiting records. What is masked for the caller in the dead-letter topic
+    /// is masked here too.
     #[derive(Debug, Clone)]
     pub struct WaitingServiceClient<T> {
         inner: tonic::client::Grpc<T>,
@@ -8836,9 +9788,10 @@ pub mod waiting_service_server {
     /// server reads for two calls at the same time. Others wait up to 10 seconds, and then fail with RESOURCE_EXHAUSTED (TOO_MANY_SCANS). A
     /// scan ends after 10 minutes with DEADLINE_EXCEEDED (SCAN_TOO_LONG). UNAVAILABLE (KAFKA_UNAVAILABLE): Kafka does not answer.
     ///
-    /// If the server authenticates its callers, each call fails as described for DeadLetterService. It requires the scope
-    /// dead-letters:read for the dead-letter topic of the pipeline: whoever may see how records of a pipeline have died may see how they wait. What
-    /// is masked for the caller in the dead-letter topic is masked here too.
+    /// If the server authenticates its callers, each call fails as described for DeadLetterService. It requires
+    /// the scope dead-letters:read for the dead-letter topic of the pipeline: a caller who may see the dead
+    /// letters of a pipeline may see its waiting records. What is masked for the caller in the dead-letter topic
+    /// is masked here too.
     #[derive(Debug)]
     pub struct WaitingServiceServer<T> {
         inner: Arc<T>,

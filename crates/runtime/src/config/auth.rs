@@ -155,7 +155,8 @@ impl JwtConfig {
                 }
             }
             (None, Some(url)) => {
-                if let Err(problem) = issuer_url(url.expose(), "whoever can change the keys can issue tokens")
+                if let Err(problem) =
+                    issuer_url(url.expose(), "an attacker who replaces the keys can issue tokens")
                 {
                     findings.report("jwks_url", problem);
                 }

@@ -11,7 +11,7 @@ use serde::de::{self, DeserializeOwned, IntoDeserializer, Unexpected, Visitor};
 use serde::forward_to_deserialize_any;
 use serde_path_to_error::Segment;
 
-use super::error::{Problem, suggestion};
+use super::error::{InvalidField, suggestion};
 use super::tree::{Node, Path, Value};
 use super::yaml;
 
@@ -19,7 +19,7 @@ use super::yaml;
 ///
 /// # Errors
 /// Every field that is unknown, missing or of the wrong type.
-pub(super) fn from_tree<T: DeserializeOwned>(mut tree: Node) -> Result<T, Vec<Problem>> {
+pub(super) fn from_tree<T: DeserializeOwned>(mut tree: Node) -> Result<T, Vec<InvalidField>> {
     let mut problems = Vec::new();
     let mut removed: Vec<Path> = Vec::new();
     loop {
@@ -32,7 +32,7 @@ pub(super) fn from_tree<T: DeserializeOwned>(mut tree: Node) -> Result<T, Vec<Pr
         let FieldError { message, missing } = error.into_inner();
         let field = missing.map_or_else(|| path.clone(), |key| path.key(key));
         if !is_consequence(&field, missing, &removed, &problems) {
-            problems.push(Problem::new(&field, message, tree.origin_of(&field)));
+            problems.push(InvalidField::new(&field, message, tree.origin_of(&field)));
         }
         // A field inside the text of a flag or variable has no node of its own: the whole text is removed.
         let path = tree.nearest(&path);
@@ -56,7 +56,7 @@ fn path_of(path: &serde_path_to_error::Path) -> Path {
 }
 
 /// Whether a problem only follows from an earlier one: a field was removed because of it, or its key is misspelled.
-fn is_consequence(field: &Path, missing: Option<&str>, removed: &[Path], problems: &[Problem]) -> bool {
+fn is_consequence(field: &Path, missing: Option<&str>, removed: &[Path], problems: &[InvalidField]) -> bool {
     let is_misspelled = |key: &str| {
         let (parent, suggested) = (field.parent().to_string(), format!("did you mean `{key}`?"));
         problems

@@ -27,14 +27,14 @@ pub enum ConfigError {
     },
     /// Fields are invalid. All invalid fields are listed.
     #[error("{}", ProblemList(.0))]
-    Invalid(Vec<Problem>),
+    Invalid(Vec<InvalidField>),
 }
 
 impl ConfigError {
     /// An error of one field, whose value may come from anywhere.
     #[must_use]
     pub fn of_field(field: impl Into<String>, problem: impl Into<String>) -> Self {
-        Self::Invalid(vec![Problem {
+        Self::Invalid(vec![InvalidField {
             field: field.into(),
             problem: problem.into(),
             place: None,
@@ -42,15 +42,15 @@ impl ConfigError {
     }
 }
 
-impl From<Problem> for ConfigError {
-    fn from(problem: Problem) -> Self {
+impl From<InvalidField> for ConfigError {
+    fn from(problem: InvalidField) -> Self {
         Self::Invalid(vec![problem])
     }
 }
 
 /// One invalid field. `Display` shows field, problem and place in one line.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Problem {
+pub struct InvalidField {
     /// The field as a dotted path, such as `kafka.lanes`.
     pub field: String,
     /// What is wrong, and what is valid.
@@ -59,7 +59,7 @@ pub struct Problem {
     pub place: Option<String>,
 }
 
-impl Problem {
+impl InvalidField {
     pub(super) fn new(path: &Path, problem: impl Into<String>, origin: &Origin) -> Self {
         Self {
             field: path.to_string(),
@@ -69,7 +69,7 @@ impl Problem {
     }
 }
 
-impl fmt::Display for Problem {
+impl fmt::Display for InvalidField {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if self.field.is_empty() {
             write!(f, "the configuration {}", self.problem)?;
@@ -83,7 +83,7 @@ impl fmt::Display for Problem {
     }
 }
 
-struct ProblemList<'a>(&'a [Problem]);
+struct ProblemList<'a>(&'a [InvalidField]);
 
 impl fmt::Display for ProblemList<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -101,7 +101,7 @@ impl fmt::Display for ProblemList<'_> {
 pub(super) struct Findings<'t> {
     tree: &'t Node,
     path: Path,
-    problems: Vec<Problem>,
+    problems: Vec<InvalidField>,
 }
 
 impl<'t> Findings<'t> {
@@ -113,7 +113,7 @@ impl<'t> Findings<'t> {
         }
     }
 
-    pub(super) fn into_problems(self) -> Vec<Problem> {
+    pub(super) fn into_problems(self) -> Vec<InvalidField> {
         self.problems
     }
 
@@ -129,7 +129,7 @@ impl<'t> Findings<'t> {
     pub(super) fn report(&mut self, key: &str, problem: impl Into<String>) {
         let path = self.path.key(key);
         self.problems
-            .push(Problem::new(&path, problem, self.tree.origin_of(&path)));
+            .push(InvalidField::new(&path, problem, self.tree.origin_of(&path)));
     }
 
     /// Reports a number or a duration that is out of range.

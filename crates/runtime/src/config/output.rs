@@ -53,7 +53,7 @@ pub enum ChosenBy {
 }
 
 impl OutputConfig {
-    /// The topic of a result for which nothing else is chosen. `None`: such a result is dropped.
+    /// The default topic of a result. `None`: such a result is dropped.
     #[must_use]
     pub fn default_topic(&self) -> Option<&str> {
         match self {

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use super::error::Problem;
+use super::error::InvalidField;
 use super::tree::{Node, Origin, Path, Value};
 use super::yaml;
 
@@ -17,7 +17,7 @@ const PREFIX: &str = "REDELIVER__";
 pub(super) fn apply_environment(
     tree: &mut Node,
     environment: &BTreeMap<String, String>,
-    problems: &mut Vec<Problem>,
+    problems: &mut Vec<InvalidField>,
 ) {
     for (name, text) in environment {
         let Some(prefix) = name.get(..PREFIX.len()) else {
@@ -30,7 +30,7 @@ pub(super) fn apply_environment(
         let keys: Vec<String> = name[PREFIX.len()..].split("__").map(str::to_lowercase).collect();
         if keys.iter().any(String::is_empty) {
             let problem = "has an empty level; separate levels by two underscores";
-            problems.push(Problem::new(
+            problems.push(InvalidField::new(
                 &Path::of(&[name.as_str()]),
                 problem,
                 &Origin::Default,
@@ -44,7 +44,7 @@ pub(super) fn apply_environment(
 
 /// Applies flags, each a dotted key and a value. A key of the file that contains dots is recognised. A new one must be
 /// quoted: `pipelines."my.topic".output`.
-pub(super) fn apply_flags(tree: &mut Node, flags: &[(String, String)], problems: &mut Vec<Problem>) {
+pub(super) fn apply_flags(tree: &mut Node, flags: &[(String, String)], problems: &mut Vec<InvalidField>) {
     for (key, text) in flags {
         let origin = Origin::Flag(Arc::from(key.as_str()));
         match split(tree, key) {
@@ -54,7 +54,7 @@ pub(super) fn apply_flags(tree: &mut Node, flags: &[(String, String)], problems:
                     Ok(key.to_owned())
                 });
             }
-            Err(problem) => problems.push(Problem::new(&Path::of(&[key.as_str()]), problem, &origin)),
+            Err(problem) => problems.push(InvalidField::new(&Path::of(&[key.as_str()]), problem, &origin)),
         }
     }
 }
@@ -64,20 +64,20 @@ fn apply<'k>(
     keys: impl Iterator<Item = &'k str>,
     text: &str,
     origin: &Origin,
-    problems: &mut Vec<Problem>,
+    problems: &mut Vec<InvalidField>,
     resolve: impl Fn(&Node, &Path, &str) -> Result<String, String>,
 ) {
     let mut node = tree;
     let mut path = Path::default();
     for key in keys {
         if let Err(problem) = make_mapping(node, origin) {
-            problems.push(Problem::new(&path, problem, origin));
+            problems.push(InvalidField::new(&path, problem, origin));
             return;
         }
         let key = match resolve(node, &path, key) {
             Ok(key) => key,
             Err(problem) => {
-                problems.push(Problem::new(&path.key(key), problem, origin));
+                problems.push(InvalidField::new(&path.key(key), problem, origin));
                 return;
             }
         };

@@ -203,8 +203,8 @@ impl ShutdownConfig {
     }
 }
 
-/// Whether a text is a valid log filter. A bare word must be a level: `EnvFilter` would interpret a misspelled one as
-/// the name of a module, and log nothing else.
+/// Whether a text is a valid log filter. A bare word must be a level: `EnvFilter` would interpret a
+/// misspelled one as the name of a module, and log only that.
 fn is_level(text: &str) -> bool {
     const LEVELS: [&str; 6] = ["off", "error", "warn", "info", "debug", "trace"];
     let is_known = |part: &str| part.contains(['=', '[']) || LEVELS.contains(&part.to_lowercase().as_str());

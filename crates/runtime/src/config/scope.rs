@@ -280,7 +280,7 @@ mod tests {
             ("dead-letters:edit:a", DeadLetters, Operate, Some("a"), false),
             ("dead-letters:operate", DeadLetters, Edit, Some("a"), false),
             ("jobs:*", DeadLetters, Payload, Some("a"), false),
-            // Whoever may write jobs may not lift a pause.
+            // The right to write jobs does not include lifting a pause.
             ("jobs:write", Control, Write, Some("mail"), false),
             ("jobs:*", Control, Read, Some("mail"), false),
             ("control:*", Jobs, Read, Some("mail"), false),

@@ -121,7 +121,8 @@ pub fn caller_name(name: &str) -> Result<(), String> {
     Ok(())
 }
 
-/// Whether nobody sees a character, or it changes how others are shown, such as those for the direction of text.
+/// Whether a character is invisible, or changes how others are shown, such as those for the direction of
+/// text.
 fn is_unreadable(c: char) -> bool {
     let is_format = matches!(
         c,

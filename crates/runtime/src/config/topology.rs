@@ -71,7 +71,8 @@ fn check_pipelines<'c>(
     }
 }
 
-/// The control topic and the audit topic are nothing else. `control`: the control topic, if this is the other one.
+/// The control topic and the audit topic have no other role. `control`: the control topic, if this is the
+/// other one.
 fn check_own(
     config: &Config,
     topic: &str,

@@ -11,7 +11,7 @@ pub(super) fn at_most_half(connections: usize) -> usize {
         tracing::info!(
             connections,
             allowed,
-            "fewer connections are allowed than configured, because the process may open few files (RLIMIT_NOFILE)"
+            "connections limited to fewer than configured, because of RLIMIT_NOFILE"
         );
     }
     allowed

@@ -146,7 +146,7 @@ mod tests {
         // The client may be about to send more.
         assert_eq!(close(true, nothing).await, (1_000, answer.clone()));
         for is_abandoned in [true, false] {
-            // What was not read yet says that the client is sending.
+            // Unread data shows that the client is sending.
             let sends = async |client: &mut tokio::io::DuplexStream| {
                 for _ in 0..5 {
                     client.write_all(&[0; 64]).await.unwrap();

@@ -47,8 +47,8 @@ impl Abandoned {
 
 /// The body of a request, for which its reader waits no longer than a limit in all. Fails with [`BodyTimeout`].
 ///
-/// The time in which nobody waits for the body does not count: the client may have sent it long ago, or flow control keeps the client
-/// from sending it.
+/// Only time in which the reader waits counts: the client may have sent it long ago, or flow control keeps
+/// the client from sending it.
 #[derive(Debug)]
 pub(super) struct TimedBody {
     inner: Incoming,
@@ -61,7 +61,7 @@ pub(super) struct TimedBody {
     abandoned: Abandoned,
 }
 
-/// Somebody waits for a part of a body.
+/// The reader waits for a part of a body.
 #[derive(Debug)]
 struct Waiting {
     since: Instant,

@@ -20,7 +20,7 @@ use tokio_rustls::TlsAcceptor;
 use tokio_rustls::server::TlsStream;
 
 use super::{add_roots, certificates_in, private_key_in, provider};
-use crate::config::{ConfigError, Problem, ServerTlsConfig};
+use crate::config::{ConfigError, InvalidField, ServerTlsConfig};
 use crate::watched_files::{ConfiguredFile, FileContents, WatchedFiles};
 
 /// Maximum time from the start of a connection to the end of its handshake.
@@ -169,7 +169,8 @@ impl ServerTls {
         of_listener.update(&self.0.files.value());
     }
 
-    /// Does the handshake. Failures are counted, and logged at debug level, because anybody can cause them.
+    /// Does the handshake. Failures are counted, and logged at debug level, because any client can cause
+    /// them.
     pub(crate) async fn handshake(
         &self,
         stream: TcpStream,
@@ -231,9 +232,9 @@ fn warn_if_not_valid(listener: &str, file: &Path, validity: Validity) {
     let Validity { from, until } = validity;
     let (now, file) = (SystemClock.now(), file.display());
     if until <= now {
-        tracing::warn!(listener, %file, expired = %until, "the certificate has expired");
+        tracing::warn!(listener, %file, expired = %until, "certificate expired");
     } else if from > now {
-        tracing::warn!(listener, %file, valid_from = %from, "the certificate is not valid yet");
+        tracing::warn!(listener, %file, valid_from = %from, "certificate not valid yet");
     }
 }
 
@@ -243,7 +244,7 @@ fn load(
     client_ca: Option<FileContents<'_>>,
     protocols: Protocols,
     clients: ClientCertificates,
-) -> Result<Loaded, Problem> {
+) -> Result<Loaded, InvalidField> {
     let of_certificate = |problem| certificate.problem(problem);
     let chain = certificates_in(certificate.path(), certificate.bytes).map_err(of_certificate)?;
     let validity = Validity::of(certificate.path(), &chain).map_err(of_certificate)?;
@@ -281,7 +282,11 @@ fn load(
     })
 }
 
-fn unusable_pair(certificate: FileContents<'_>, key: FileContents<'_>, error: &rustls::Error) -> Problem {
+fn unusable_pair(
+    certificate: FileContents<'_>,
+    key: FileContents<'_>,
+    error: &rustls::Error,
+) -> InvalidField {
     let (of_certificate, of_key) = (certificate.path().display(), key.path().display());
     match error {
         rustls::Error::InconsistentKeys(_) => key.problem(format!(

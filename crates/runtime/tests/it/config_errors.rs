@@ -52,7 +52,7 @@ fn problems_name_field_and_place() {
 fn valid_settings_are_accepted() {
     accepts(&[
         "admin: { listen: '0.0.0.0:9464', allow_remote: true }",
-        // Whoever has no certificate sees only whether the process is alive and ready.
+        // A client without a certificate sees only whether the process is alive and ready.
         "admin: { listen: '0.0.0.0:9464', tls: { cert_file: a, key_file: b, client_ca_file: c } }",
         "scheduler: { listen: '0.0.0.0:50052', tls: { cert_file: a, key_file: b, client_ca_file: c } }",
         "dlq_inspector: { json_fields: [/order/id, '/a~1b', '/'] }",
@@ -164,7 +164,7 @@ fn api_callers_are_checked() {
             ),
             (
                 &plain,
-                "auth.jwt.jwks_url: must begin with https://, because whoever can change the keys can issue tokens",
+                "auth.jwt.jwks_url: must begin with https://, because an attacker who replaces the keys can issue tokens",
             ),
             (
                 &missing,

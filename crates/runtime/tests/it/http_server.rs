@@ -335,7 +335,7 @@ async fn http2_connections_end_orderly() {
     let response = sender.send_request(request).await.unwrap();
     assert_eq!(response.into_body().collect().await.unwrap().to_bytes(), "hello");
     let ended = tokio::time::timeout(DEADLINE, running.join_next()).await;
-    // An orderly end is no error.
+    // An orderly end is not an error.
     ended.expect("the connection ends").unwrap().unwrap().unwrap();
 }
 
@@ -382,7 +382,7 @@ async fn slow_bodies_fail() {
         answer.contains("the body of the request did not arrive within"),
         "{answer}"
     );
-    // Nobody waits for a body that nobody reads.
+    // The time of a body that is not read does not count.
     let mut stream = server.connect().await;
     stream.write_all(part("/ignore").as_bytes()).await.unwrap();
     let answer = read_to_end(&mut stream).await;
@@ -439,7 +439,7 @@ async fn sending_client_reads_the_answer() {
     let server = Server::start(no_limits());
     let head = format!("POST /ignore HTTP/1.1\r\nhost: localhost\r\ncontent-length: {BODY}\r\n\r\n");
     let headers = "x: 0123456789\r\n".repeat(BODY / 15);
-    // A body that nobody reads, and headers that are too large.
+    // An unread body, and headers that are too large.
     for (sent, says) in [
         (head + &"1".repeat(BODY), "HTTP/1.1 200 OK"),
         (format!("GET / HTTP/1.1\r\n{headers}\r\n"), "HTTP/1.1 431 "),

@@ -230,7 +230,7 @@ async fn listener_speaks_http1_and_h2() {
 
     assert!(
         client.connect(server.address, "http/0.9").await.is_err(),
-        "a protocol that nobody offers"
+        "an unknown protocol"
     );
     let plain = Server::start(&files.config(false), ClientCertificates::Required);
     let answer = files.client(None).get(plain.address, "/").await.unwrap();

@@ -10,20 +10,20 @@ use super::snapshot::Snapshot;
 use super::value::{
     ApplicationControl, Desired, PipelineControl, RateLimit, Release, Run, TierControl, Value,
 };
-use crate::audit::{Action, AuditLog, Entry};
+use crate::audit::{Action, AuditEntry, AuditLog};
 use crate::identity::CallerName;
 
 /// A request to change something.
 #[derive(Clone, Debug)]
 pub struct ChangeRequest {
-    /// What to change.
+    /// The target.
     pub name: ControlName,
     /// How.
     pub change: Change,
-    /// Who wants it.
+    /// The caller.
     pub by: CallerName,
     /// Why.
-    pub why: String,
+    pub reason: String,
     /// The revision that the value must have; 0: there must be none.
     pub expected_revision: Option<u64>,
     /// When it was requested.
@@ -32,7 +32,7 @@ pub struct ChangeRequest {
     pub audit: AuditLog,
 }
 
-/// What to change.
+/// A change of a control.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Change {
     /// Pauses it, or lets it run.
@@ -105,14 +105,14 @@ impl redeliver_store::Change for ChangeRequest {
 
     fn log(&self, value: &Value) {
         tracing::info!(
-            name = %self.name, revision = value.revision, by = value.changed_by, why = value.why, desired = ?value.desired,
+            name = %self.name, revision = value.revision, by = value.changed_by, reason = value.reason, desired = ?value.desired,
             "control changed"
         );
     }
 }
 
 /// The entry of the audit log about a change.
-fn entry(request: &ChangeRequest, value: &Value, id: ChangeId) -> Entry {
+fn entry(request: &ChangeRequest, value: &Value, id: ChangeId) -> AuditEntry {
     let action = match request.change {
         Change::Run(Run::Paused) => Action::PauseControl,
         Change::Run(Run::Running) => Action::ResumeControl,
@@ -120,12 +120,12 @@ fn entry(request: &ChangeRequest, value: &Value, id: ChangeId) -> Entry {
         Change::Release(_) => Action::ReleaseTier,
         Change::Reset => Action::ResetControl,
     };
-    Entry {
+    AuditEntry {
         target: request.name.to_string(),
-        why: request.why.clone(),
+        reason: request.reason.clone(),
         details: format!("revision {}: {}", value.revision, value.desired),
         id: id.0,
-        ..Entry::new(request.by.clone(), action)
+        ..AuditEntry::new(request.by.clone(), action)
     }
 }
 
@@ -145,28 +145,29 @@ fn next(
     }
     let desired = changed(&before, &request.change, revision)?;
     // Another reason is a change, and a missing one is none. Without a value, nothing was changed that has a reason.
-    let is_same_reason = request.why.is_empty() || current.is_none_or(|value| value.why == request.why);
+    let is_same_reason =
+        request.reason.is_empty() || current.is_none_or(|value| value.reason == request.reason);
     if !has_effect(&before, &desired) && is_same_reason {
         return Ok(None);
     }
-    let why = match current {
+    let reason = match current {
         // The reason is that of the rate, which stays.
         Some(current)
-            if request.why.is_empty()
+            if request.reason.is_empty()
                 && matches!(request.change, Change::Run(_))
                 && before.run() != Some(Run::Paused)
                 && before.rate().is_some() =>
         {
-            current.why.clone()
+            current.reason.clone()
         }
-        _ => request.why.clone(),
+        _ => request.reason.clone(),
     };
     Ok(Some(Value {
         // A reset is a value too, so that no revision occurs twice.
         revision: revision + 1,
         changed_at: Some(request.at),
         changed_by: request.by.to_string(),
-        why,
+        reason,
         change_id: id.bytes(),
         desired,
     }))
@@ -258,20 +259,20 @@ mod tests {
 
     const ID: ChangeId = ChangeId(7);
 
-    fn request(change: Change, why: &str) -> ChangeRequest {
+    fn request(change: Change, reason: &str) -> ChangeRequest {
         ChangeRequest {
             name: ControlName::application("sms"),
             change,
             by: CallerName::recorded("bob"),
-            why: why.to_owned(),
+            reason: reason.to_owned(),
             expected_revision: None,
             at: Timestamp::from_millis(7),
             audit: AuditLog::new(&Config::default(), "scheduler"),
         }
     }
 
-    fn decide(current: Option<&Value>, change: Change, why: &str) -> Option<Value> {
-        next(current, &request(change, why), ID).unwrap()
+    fn decide(current: Option<&Value>, change: Change, reason: &str) -> Option<Value> {
+        next(current, &request(change, reason), ID).unwrap()
     }
 
     fn desired(value: Option<Value>) -> (u64, ApplicationControl) {
@@ -290,7 +291,10 @@ mod tests {
         let run = Some(Run::Paused);
         assert_eq!(desired(value.clone()), (5, ApplicationControl { run, rate }));
         let value = value.unwrap();
-        assert_eq!((value.changed_by.as_str(), value.why.as_str()), ("bob", "test"));
+        assert_eq!(
+            (value.changed_by.as_str(), value.reason.as_str()),
+            ("bob", "test")
+        );
         assert_eq!(value.change_id, ID.bytes());
         let run = Some(Run::Running);
         let resumed = desired(decide(Change::Run(Run::Running)));
@@ -326,7 +330,7 @@ mod tests {
             let mut snapshot = Snapshot::default();
             let before = Value {
                 desired: Desired::Application(ApplicationControl::default()),
-                why: String::new(),
+                reason: String::new(),
                 ..paused(3)
             };
             snapshot.table.insert(ControlName::application("sms"), before);
@@ -344,7 +348,7 @@ mod tests {
                     &*entry.by,
                     &*entry.action,
                     &*entry.target,
-                    &*entry.why,
+                    &*entry.reason,
                     &*entry.details
                 ),
                 ("bob", action, "app/sms", "outage", details)
@@ -355,8 +359,8 @@ mod tests {
     #[test]
     fn change_without_effect_writes_nothing() {
         // With its reason, or without one.
-        for why in ["outage", ""] {
-            assert_eq!(decide(Some(&paused(4)), Change::Run(Run::Paused), why), None);
+        for reason in ["outage", ""] {
+            assert_eq!(decide(Some(&paused(4)), Change::Run(Run::Paused), reason), None);
         }
         for change in [Change::Reset, Change::Rate(None)] {
             assert_eq!(decide(None, change, "test"), None);
@@ -375,9 +379,9 @@ mod tests {
                 ..paused(4)
             }
         };
-        let resume = |run, why| {
-            let resumed = decide(Some(&before(run)), Change::Run(Run::Running), why);
-            resumed.unwrap().why
+        let resume = |run, reason| {
+            let resumed = decide(Some(&before(run)), Change::Run(Run::Running), reason);
+            resumed.unwrap().reason
         };
         assert_eq!(resume(None, ""), "outage");
         assert_eq!(resume(None, "works"), "works");
@@ -388,7 +392,7 @@ mod tests {
     #[test]
     fn another_reason_is_a_change() {
         let value = decide(Some(&paused(4)), Change::Run(Run::Paused), "later").unwrap();
-        assert_eq!((value.revision, value.why.as_str()), (5, "later"));
+        assert_eq!((value.revision, value.reason.as_str()), (5, "later"));
     }
 
     fn decide_about(

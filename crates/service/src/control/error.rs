@@ -19,7 +19,7 @@ pub enum ControlError {
     Refused(Refusal),
     /// A field of the request is invalid.
     Invalid {
-        /// The field: `name`, `why`, `rate` or `page_token`.
+        /// The field: `name`, `reason`, `rate` or `page_token`.
         field: &'static str,
         /// What is wrong with it.
         problem: String,
@@ -28,7 +28,7 @@ pub enum ControlError {
     Unknown(ControlName),
     /// The value has another revision than the request expects.
     Revised {
-        /// What was to be changed.
+        /// The change.
         name: ControlName,
         /// The revision that it has.
         revision: u64,

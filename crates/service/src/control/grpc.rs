@@ -50,13 +50,13 @@ impl Service {
         let caller = caller(&request)?;
         let v1::ChangeControlRequest {
             name,
-            why,
+            reason,
             expected_revision,
         } = request.into_inner();
         let wanted = WantedChange {
             name: read_name(&name)?,
             verb,
-            why,
+            reason,
             expected_revision,
         };
         answer(self.0.change(&caller, wanted).await)
@@ -141,13 +141,13 @@ impl ControlService for Service {
         let v1::SetControlRateRequest {
             name,
             rate,
-            why,
+            reason,
             expected_revision,
         } = request.into_inner();
         let wanted = WantedChange {
             name: read_name(&name)?,
             verb: ChangeVerb::Rate(read_limit(rate.as_ref()).map_err(ControlError::into_status)?),
-            why,
+            reason,
             expected_revision,
         };
         answer(self.0.change(&caller, wanted).await)
@@ -165,8 +165,8 @@ impl ControlService for Service {
         request: Request<v1::ReleaseWholeTierRequest>,
     ) -> Result<Response<Self::ReleaseWholeTierStream>, Status> {
         let caller = caller(&request)?;
-        let v1::ReleaseWholeTierRequest { name, why } = request.into_inner();
-        let releases = self.0.release_whole_tier(&caller, &read_name(&name)?, why);
+        let v1::ReleaseWholeTierRequest { name, reason } = request.into_inner();
+        let releases = self.0.release_whole_tier(&caller, &read_name(&name)?, reason);
         let releases = releases.map_err(ControlError::into_status)?;
         let results = stream::unfold(
             (self.0.clone(), releases),

@@ -26,7 +26,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::change::{Change, ChangeError, ChangeRequest, RefusedChange, WantedRelease};
 use super::settings::AppSettings;
-use super::snapshot::Problem;
+use super::snapshot::ControlProblem;
 use super::value::{
     ApplicationControl, Desired, PipelineControl, RATES, RateLimit, Release, Run, TierControl, Value,
     read_rate, write_application, write_pipeline, write_tier,
@@ -40,7 +40,7 @@ use crate::topics;
 pub use list::ControlPage;
 
 /// The maximum size of a reason, in bytes.
-const MAX_WHY: usize = 1_000;
+const MAX_REASON: usize = 1_000;
 /// How long looking up what waits in a tier may take.
 const LOOKUP_TIMEOUT: Duration = Duration::from_secs(10);
 /// How often what waits is looked up at most, if the releases of others overtake that.
@@ -68,7 +68,7 @@ pub struct WantedChange {
     /// How.
     pub verb: ChangeVerb,
     /// Why.
-    pub why: String,
+    pub reason: String,
     /// The revision that it must have; 0: not changed yet.
     pub expected_revision: Option<u64>,
 }
@@ -77,7 +77,7 @@ pub struct WantedChange {
 #[derive(Debug)]
 pub struct TierReleases {
     by: CallerName,
-    why: String,
+    reason: String,
     /// Those that are left.
     tiers: BTreeSet<ControlName>,
 }
@@ -152,7 +152,7 @@ impl Controls {
     pub async fn change(&self, caller: &Identity, wanted: WantedChange) -> Result<v1::Control, ControlError> {
         // Before the name is looked up, so that the answer does not reveal what exists.
         self.require(caller, Verb::Write, Some(&wanted.name), wanted.verb.operation())?;
-        check_why(&wanted.why)?;
+        check_reason(&wanted.reason)?;
         self.known(&wanted.name, &*self.snapshot()?)?;
         self.carry_out(caller.name().clone(), wanted).await
     }
@@ -165,10 +165,10 @@ impl Controls {
         &self,
         caller: &Identity,
         name: &ControlName,
-        why: String,
+        reason: String,
     ) -> Result<TierReleases, ControlError> {
         self.require(caller, Verb::Write, Some(name), "release_whole_tier")?;
-        check_why(&why)?;
+        check_reason(&reason)?;
         let ControlName::WholeTier(tier) = name else {
             let problem = "is not a tier of all pipelines; name one, such as tier/30s";
             return Err(invalid("name", problem));
@@ -183,7 +183,7 @@ impl Controls {
         }
         Ok(TierReleases {
             by: caller.name().clone(),
-            why,
+            reason,
             tiers,
         })
     }
@@ -197,7 +197,7 @@ impl Controls {
         let wanted = WantedChange {
             name: name.clone(),
             verb: ChangeVerb::Release,
-            why: releases.why.clone(),
+            reason: releases.reason.clone(),
             expected_revision: None,
         };
         let released = self.carry_out(releases.by.clone(), wanted).await;
@@ -226,7 +226,7 @@ impl Controls {
         let WantedChange {
             name,
             verb,
-            why,
+            reason,
             expected_revision,
         } = wanted;
         let mut lookups = 1;
@@ -235,7 +235,7 @@ impl Controls {
                 name: name.clone(),
                 change: self.change_of(&name, verb).await?,
                 by: by.clone(),
-                why: why.clone(),
+                reason: reason.clone(),
                 expected_revision,
                 at: self.clock.now(),
                 audit: self.audit.clone(),
@@ -355,13 +355,13 @@ impl Controls {
         let (value, problem) = (snapshot.table.get(name), snapshot.table.problem(name));
         let desired = value.map_or_else(|| Desired::default_of(name), |value| value.desired.clone());
         // What cannot be read is not known to be as the configuration says.
-        let is_unreadable = matches!(problem, Some(Problem::Unreadable(_)));
+        let is_unreadable = matches!(problem, Some(ControlProblem::Unreadable(_)));
         v1::Control {
             name: name.to_string(),
             revision: value.map_or(0, |value| value.revision),
             changed_at: value.and_then(|value| value.changed_at).map(to_timestamp),
             changed_by: value.map(|value| value.changed_by.clone()).unwrap_or_default(),
-            why: value.map(|value| value.why.clone()).unwrap_or_default(),
+            reason: value.map(|value| value.reason.clone()).unwrap_or_default(),
             desired: (!is_unreadable).then(|| match &desired {
                 Desired::Application(app) => v1::control::Desired::Application(write_application(app)),
                 Desired::Pipeline(pipeline) => v1::control::Desired::Pipeline(write_pipeline(pipeline)),
@@ -377,11 +377,11 @@ impl Controls {
         use v1::control::Effective;
         match name {
             ControlName::Application(app) => {
-                let obeyed = match snapshot.obeyed(name) {
+                let applied = match snapshot.applied(name) {
                     Some(Desired::Application(app)) => app,
                     Some(Desired::Pipeline(_) | Desired::Tier(_)) | None => ApplicationControl::default(),
                 };
-                let state = self.apps.get(app).unwrap_or_default().controlled_by(&obeyed);
+                let state = self.apps.get(app).unwrap_or_default().controlled_by(&applied);
                 Effective::EffectiveApplication(write_application(&ApplicationControl {
                     run: Some(run(state.is_paused)),
                     rate: state.rate.map(RateLimit::PerSecond),
@@ -430,12 +430,12 @@ fn has_tier(pipeline: &Pipeline, tier: HumanDuration) -> bool {
     pipeline.policy.tiers().contains(&tier)
 }
 
-fn check_why(why: &str) -> Result<(), ControlError> {
-    if why.len() <= MAX_WHY && !why.contains(|c: char| c.is_control() && c != '\n') {
+fn check_reason(reason: &str) -> Result<(), ControlError> {
+    if reason.len() <= MAX_REASON && !reason.contains(|c: char| c.is_control() && c != '\n') {
         return Ok(());
     }
-    let problem = format!("must have at most {MAX_WHY} bytes, without control characters");
-    Err(invalid("why", problem))
+    let problem = format!("must have at most {MAX_REASON} bytes, without control characters");
+    Err(invalid("reason", problem))
 }
 
 const fn run(is_paused: bool) -> Run {

@@ -17,8 +17,8 @@ pub struct Snapshot {
     pub table: Table<Value>,
 }
 
-/// Why a value is not obeyed.
-pub type Problem = redeliver_store::Problem<Value>;
+/// Why a value is not applied.
+pub type ControlProblem = redeliver_store::DocumentProblem<Value>;
 
 /// What applies to the workers of a pipeline.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -57,7 +57,7 @@ impl Snapshot {
             let ControlName::Application(app) = name else {
                 return None;
             };
-            match obeyed(name, value) {
+            match applied(name, value) {
                 Desired::Application(control) => Some((&**app, control)),
                 Desired::Pipeline(_) | Desired::Tier(_) => None,
             }
@@ -66,14 +66,14 @@ impl Snapshot {
 
     /// What applies to a name; `None`: what the configuration says.
     #[must_use]
-    pub fn obeyed(&self, name: &ControlName) -> Option<Desired> {
-        self.table.entry(name).map(|value| obeyed(name, value))
+    pub fn applied(&self, name: &ControlName) -> Option<Desired> {
+        self.table.entry(name).map(|value| applied(name, value))
     }
 
     /// What applies to the workers of a pipeline.
     #[must_use]
     pub fn pipeline(&self, pipeline: &str) -> PipelineState {
-        let PipelineControl { run, rate } = match self.obeyed(&ControlName::pipeline(pipeline)) {
+        let PipelineControl { run, rate } = match self.applied(&ControlName::pipeline(pipeline)) {
             Some(Desired::Pipeline(pipeline)) => pipeline,
             Some(Desired::Application(_) | Desired::Tier(_)) | None => PipelineControl::default(),
         };
@@ -85,8 +85,8 @@ impl Snapshot {
 
     /// What applies to a tier of a pipeline.
     ///
-    /// No configuration pauses or limits a tier. So one that was resumed, or has a high rate, must not go on like this while somebody
-    /// restricts the tier of all pipelines: the stricter of the two counts.
+    /// No configuration pauses or limits a tier. So a tier that was resumed, or has a high rate, must not
+    /// ignore that an operator has restricted the tier of all pipelines: the stricter of the two counts.
     #[must_use]
     pub fn tier(&self, pipeline: &str, tier: HumanDuration) -> TierState {
         let own = TierState::of(self.tier_control(&ControlName::tier(pipeline, tier)));
@@ -98,13 +98,13 @@ impl Snapshot {
         }
     }
 
-    /// What somebody wants of a tier of all pipelines.
+    /// The desired state of a tier of all pipelines.
     #[must_use]
     pub fn whole_tier(&self, tier: HumanDuration) -> TierState {
         TierState::of(self.tier_control(&ControlName::WholeTier(tier)))
     }
 
-    /// What somebody has released of the records that wait in the scheduler, by pipeline.
+    /// The releases of records that wait in the scheduler, by pipeline.
     pub fn released_long_waits(&self) -> impl Iterator<Item = (&Arc<str>, Arc<Release>)> {
         self.table
             .documents()
@@ -117,7 +117,7 @@ impl Snapshot {
     }
 
     fn tier_control(&self, name: &ControlName) -> TierControl {
-        match self.obeyed(name) {
+        match self.applied(name) {
             Some(Desired::Tier(tier)) => tier,
             Some(Desired::Application(_) | Desired::Pipeline(_)) | None => TierControl::default(),
         }
@@ -129,7 +129,7 @@ impl State for Snapshot {
 
     const TOPIC: &'static str = "control topic";
     const NAME: &'static str = "control";
-    // A process must not run what is paused because nobody has created the topic again.
+    // While the topic is missing, what it had paused must not run.
     const IS_OPTIONAL: bool = false;
 
     fn table(&self) -> &Table<Value> {
@@ -144,8 +144,8 @@ impl State for Snapshot {
         for (name, value) in self.table.documents() {
             if before.table.get(name) != Some(value) {
                 tracing::info!(
-                    %name, revision = value.revision, by = value.changed_by, why = value.why, desired = ?value.desired,
-                    "control value"
+                    %name, revision = value.revision, by = value.changed_by, reason = value.reason, desired = ?value.desired,
+                    "control applied"
                 );
             }
         }
@@ -156,7 +156,7 @@ impl State for Snapshot {
     }
 }
 
-fn obeyed(name: &ControlName, value: &Result<Arc<Value>, InvalidValue>) -> Desired {
+fn applied(name: &ControlName, value: &Result<Arc<Value>, InvalidValue>) -> Desired {
     match value {
         Ok(value) => value.desired.clone(),
         Err(_) => Desired::fail_safe(name),
@@ -181,7 +181,7 @@ pub(super) mod tests {
             revision,
             changed_at: None,
             changed_by: "ann".to_owned(),
-            why: "outage".to_owned(),
+            reason: "outage".to_owned(),
             change_id: Bytes::new(),
             desired: Desired::Application(ApplicationControl {
                 run: Some(Run::Paused),
@@ -228,19 +228,22 @@ pub(super) mod tests {
                 snapshot.apply(&record("app/sms", before));
                 snapshot.apply(&record("app/sms", value.clone()));
                 assert_eq!(
-                    snapshot.obeyed(&name),
+                    snapshot.applied(&name),
                     Some(Desired::Application(FAIL_SAFE)),
                     "{problem}"
                 );
                 assert_eq!(snapshot.applications().collect::<Vec<_>>(), [("sms", FAIL_SAFE)]);
-                assert_eq!(snapshot.table.problem(&name), Some(Problem::Unreadable(problem)));
+                assert_eq!(
+                    snapshot.table.problem(&name),
+                    Some(ControlProblem::Unreadable(problem))
+                );
                 assert_eq!(snapshot.table.get(&name), None);
             }
         }
         // A value that can be read ends it.
         snapshot.apply(&record("app/sms", Some(running().encode())));
         assert_eq!(snapshot.problems().len(), 0);
-        assert_eq!(snapshot.obeyed(&name).unwrap().run(), Some(Run::Running));
+        assert_eq!(snapshot.applied(&name).unwrap().run(), Some(Run::Running));
     }
 
     fn with(values: &[(&str, Desired)]) -> Snapshot {

@@ -31,7 +31,7 @@ pub struct Value {
     /// The name of the caller.
     pub changed_by: String,
     /// Why, in the words of the caller.
-    pub why: String,
+    pub reason: String,
     /// Different for each change.
     pub change_id: Bytes,
     /// What is wanted.
@@ -105,7 +105,8 @@ impl Release {
         let Some(earlier) = earlier.filter(|earlier| earlier.topic == self.topic) else {
             return self;
         };
-        // No partition goes away while the topic exists. An answer of a broker with old metadata must not take back what was wanted.
+        // No partition goes away while the topic exists. An answer of a broker with old metadata must not
+        // undo the request.
         self.ends.resize(self.ends.len().max(earlier.ends.len()), 0);
         for (end, earlier) in self.ends.iter_mut().zip(&earlier.ends) {
             *end = (*end).max(*earlier);
@@ -297,7 +298,7 @@ impl Value {
     /// Reads the value of a record.
     ///
     /// # Errors
-    /// When the value cannot be obeyed.
+    /// When the value cannot be applied.
     pub fn decode(value: &Bytes) -> Result<Self, InvalidValue> {
         if value.len() > MAX_VALUE {
             return Err(InvalidValue::Malformed);
@@ -316,7 +317,7 @@ impl Value {
             revision: record.revision,
             changed_at: record.changed_at.as_ref().and_then(from_timestamp),
             changed_by: record.changed_by,
-            why: record.why,
+            reason: record.reason,
             change_id: record.change_id,
             desired,
         })
@@ -329,7 +330,7 @@ impl Value {
             revision: self.revision,
             changed_at: self.changed_at.map(to_timestamp),
             changed_by: self.changed_by.clone(),
-            why: self.why.clone(),
+            reason: self.reason.clone(),
             change_id: self.change_id.clone(),
             format: FORMAT,
             desired: Some(match &self.desired {
@@ -464,7 +465,7 @@ mod tests {
             revision: 3,
             changed_at: Some(Timestamp::from_millis(5)),
             changed_by: "ann".to_owned(),
-            why: "outage".to_owned(),
+            reason: "outage".to_owned(),
             change_id: Bytes::from_static(b"1"),
             desired,
         }

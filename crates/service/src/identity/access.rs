@@ -58,7 +58,10 @@ impl Access {
         let permitted = identified.and_then(|identity| {
             if let Some(permissions) = self.required {
                 let Some((area, verb)) = permissions(self.uri.path()) else {
-                    return Err(Refusal::of(Reason::PermissionDenied, "nobody may make this call"));
+                    return Err(Refusal::of(
+                        Reason::PermissionDenied,
+                        "no caller may make this call",
+                    ));
                 };
                 identity.require_some(area, verb)?;
             }

@@ -13,7 +13,7 @@ use crate::credentials::StaleCredentials;
 
 use super::refusal::{Denied, Reason, Refusal};
 
-/// The maximum number of log lines in [`WINDOW`]: anybody can cause refusals.
+/// The maximum number of log lines in [`WINDOW`]: any client can cause refusals.
 const MAX_LINES: u64 = 20;
 const WINDOW: Duration = Duration::from_secs(10);
 

@@ -21,8 +21,8 @@ use crate::http;
 /// The maximum size of a key set in bytes, and the maximum number of its keys.
 const MAX_BYTES: usize = 256 << 10;
 const MAX_KEYS: usize = 100;
-/// How long keys are used that can no longer be fetched. Longer than most outages, and short enough that nobody who can
-/// interrupt the connection keeps a withdrawn key valid for ever.
+/// How long keys are used that can no longer be fetched. Longer than most outages, and short enough that an
+/// attacker who interrupts the connection cannot keep a withdrawn key valid for ever.
 const MAX_AGE: Duration = Duration::from_secs(24 * 3_600);
 /// Maximum time of a fetch.
 const TIMEOUT: Duration = Duration::from_secs(5);
@@ -30,7 +30,7 @@ const TIMEOUT: Duration = Duration::from_secs(5);
 const REFRESH: Duration = Duration::from_secs(300);
 /// The minimum and maximum delay after a failed fetch.
 const RETRY: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(60));
-/// The minimum time between two fetches because of unknown keys: anybody can invent the id of a key.
+/// The minimum time between two fetches because of unknown keys: any client can invent the id of a key.
 const UNKNOWN_KEY_INTERVAL: Duration = Duration::from_secs(10);
 
 /// The keys with which an issuer signs tokens.
@@ -147,7 +147,7 @@ pub(super) struct RemoteKeys {
 struct Fetches {
     begun: u64,
     ended: u64,
-    /// The number of the fetch that somebody waits for.
+    /// The number of the fetch that a caller waits for.
     wanted: u64,
 }
 

@@ -5,17 +5,18 @@ use std::sync::Arc;
 
 use redeliver_runtime::config::caller_name;
 
-/// The name of a caller, with what it was proved by: it is recorded, compared and shown as one text, so that nobody is called like
-/// somebody whom another mechanism has identified. The first colon ends the mechanism, and the first `#` the issuer.
+/// The name of a caller, with what it was proved by: it is recorded, compared and shown as one text, so that
+/// no caller is named like one whom another mechanism has identified. The first colon ends the mechanism, and
+/// the first `#` the issuer.
 ///
 /// | text | caller |
 /// |---|---|
 /// | `token:NAME` | the holder of a token of `auth.tokens_file` |
-/// | `token_file` | whoever has the token of `token_file` |
+/// | `token_file` | the holder of the token of `token_file` |
 /// | `jwt:ISSUER#NAME` | the subject of a token of an issuer |
 /// | `certificate:KIND=NAME` | a client with a certificate; the kind is `CN`, `DNS` or `URI` |
 /// | `certificate` | a client with a certificate without such a name |
-/// | `anonymous` | anybody, because callers need no credentials |
+/// | `anonymous` | any client, because callers need no credentials |
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct CallerName(Arc<str>);
 
@@ -28,7 +29,7 @@ impl CallerName {
         Self(ANONYMOUS.into())
     }
 
-    /// Somebody whose name was recorded earlier. It was checked then.
+    /// A caller whose name was recorded earlier, and was checked then.
     #[must_use]
     pub fn recorded(text: &str) -> Self {
         Self(text.into())

@@ -123,6 +123,10 @@ fn librdkafka_treats_the_aliases_as_such() {
         client.remove("bootstrap.servers");
         client.set(alias, value);
         let native = client.create_native_config().unwrap();
-        assert_eq!(native.get(name).unwrap(), value, "{alias} is no alias of {name}");
+        assert_eq!(
+            native.get(name).unwrap(),
+            value,
+            "{alias} is not an alias of {name}"
+        );
     }
 }

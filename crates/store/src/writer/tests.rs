@@ -168,8 +168,8 @@ fn changes_see_those_before_them() {
 #[test]
 fn unsupported_documents_are_not_changed() {
     for (value, problem) in [
-        (broken(), Problem::Unreadable(crate::table::tests::Empty)),
-        (Some(newer().encode()), Problem::Newer),
+        (broken(), DocumentProblem::Unreadable(crate::table::tests::Empty)),
+        (Some(newer().encode()), DocumentProblem::Newer),
     ] {
         let refused = decide([value], Some(3), 9);
         assert_eq!(refused, Err(ChangeError::Unsupported(problem)));

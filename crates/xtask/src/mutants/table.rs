@@ -291,8 +291,8 @@ pub(crate) const MUTANTS: &[Mutant] = &[
         &[SHARD_MODEL],
     ),
     mutant(
-        "shard-forgets-parked-jobs",
-        "A due job whose topic is missing is not parked. It is dispatched only after a takeover.",
+        "shard-forgets-blocked-jobs",
+        "A due job whose topic is missing is not blocked. It is dispatched only after a takeover.",
         &[SHARD_MODEL],
     ),
     mutant(

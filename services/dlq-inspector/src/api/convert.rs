@@ -128,11 +128,11 @@ fn mask<'h>(
         whole.masked.get_or_insert_default().headers = masked;
         add(whole, "headers");
     }
-    // Also if nothing is masked: a fact can be from a header that is not in the index, and that would be.
+    // Even if nothing is masked: a fact can be from a header that is not in the index, and that would be.
     mask_facts(mask, Facts::read(&headers), whole);
 }
 
-/// Replaces what was read from headers by what the masked headers say.
+/// Replaces fields that come from headers by those of the masked headers.
 fn mask_facts(mask: &Mask<'_>, facts: Facts, whole: &mut v1::DeadLetter) {
     // Masked in part.
     for (field, is_masked) in [
@@ -192,7 +192,7 @@ pub(super) fn add(whole: &mut v1::DeadLetter, field: &str) {
     }
 }
 
-/// Without key, value and headers, and without the hash of them: whoever guesses them could compare it.
+/// Without key, value and headers, and without the hash of them: a guess could be compared with it.
 fn without_payload(whole: v1::DeadLetter) -> v1::DeadLetter {
     let masked = whole.masked.map(|masked| {
         let is_payload =
@@ -237,7 +237,7 @@ fn whole_basic(letter: &IndexedLetter, are_states_known: bool) -> v1::DeadLetter
         group: letter.group.to_string(),
         state_time: letter.entry.time.and_then(time_of_record),
         state_by: letter.entry.by.clone(),
-        state_note: letter.entry.note.clone(),
+        state_reason: letter.entry.reason.clone(),
         content_hash: Bytes::copy_from_slice(&letter.content),
         ..v1::DeadLetter::default()
     };

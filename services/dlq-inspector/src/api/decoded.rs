@@ -12,12 +12,12 @@ use crate::access::Viewer;
 use crate::decoding::{DecodeError, DecodedJson, Framed, Schema, SchemaFormat};
 use crate::decoding_pool::NoResult;
 
-/// What is said of a value that cannot be decoded, if something is masked in it.
+/// The problem of a value that cannot be decoded, if something is masked in it.
 const MASKED_PROBLEM: &str = "the value cannot be decoded";
 
 /// Why there is no decoded value.
 #[derive(Debug, thiserror::Error)]
-enum Problem {
+enum NotDecoded {
     #[error(transparent)]
     Value(DecodeError),
     #[error("other values take long to decode; retry later")]
@@ -27,8 +27,8 @@ enum Problem {
 }
 
 impl Api {
-    /// Adds the decoded value to a dead letter, as this caller may see it. A value that cannot be decoded is no error: it is shown as it is, with the
-    /// reason.
+    /// Adds the decoded value to a dead letter, as this caller may see it. A value that cannot be decoded is
+    /// not an error: it is shown as it is, with the reason.
     pub(super) async fn decode(
         &self,
         viewer: &Viewer,
@@ -66,14 +66,14 @@ impl Api {
         // How large the value is, or how it is nested, tells something of what is masked in it.
         let is_masked = viewer.mask(&value.topic).has_fields();
         match self.decoded_json(schema, framed.payload).await? {
-            Err(Problem::Value(_)) if is_masked => MASKED_PROBLEM.clone_into(&mut decoded.problem),
+            Err(NotDecoded::Value(_)) if is_masked => MASKED_PROBLEM.clone_into(&mut decoded.problem),
             Err(problem) => decoded.problem = problem.to_string(),
             Ok(DecodedJson { name, text }) => {
                 decoded.name = name;
                 let shown = value::shown(viewer, vec![Some(value.decoded(text))]).await?;
                 match shown.into_iter().flatten().next() {
                     Some(ShownValue::Shown(text, paths)) => {
-                        // What was masked is text, as before.
+                        // Masked fields are text, as before.
                         decoded.json = String::from_utf8_lossy(&text).into_owned();
                         if !paths.is_empty() {
                             convert::add(letter, "decoded");
@@ -94,13 +94,13 @@ impl Api {
         &self,
         schema: Arc<Schema>,
         payload: Bytes,
-    ) -> Result<Result<DecodedJson, Problem>, Status> {
+    ) -> Result<Result<DecodedJson, NotDecoded>, Status> {
         let decoded = self.decoding.run(move || schema.decode(&payload)).await;
         match decoded {
-            Ok(decoded) => Ok(decoded.map_err(Problem::Value)),
-            Err(NoResult::Busy) => Ok(Err(Problem::Busy)),
+            Ok(decoded) => Ok(decoded.map_err(NotDecoded::Value)),
+            Err(NoResult::Busy) => Ok(Err(NotDecoded::Busy)),
             // A decoder that panics on a value is no reason to fail.
-            Err(NoResult::Panicked) => Ok(Err(Problem::Failed)),
+            Err(NoResult::Panicked) => Ok(Err(NotDecoded::Failed)),
             Err(NoResult::ShuttingDown) => Err(shutting_down()),
         }
     }

@@ -15,7 +15,7 @@ use crate::group_states::change::{Change, ChangeError, ChangeRequest};
 use crate::index::{self, GroupQuery};
 
 /// The maximum size of a reason, in bytes.
-const MAX_WHY: usize = 1_000;
+const MAX_REASON: usize = 1_000;
 /// The maximum size of a note, in bytes.
 const MAX_NOTE: usize = 2_000;
 
@@ -27,13 +27,13 @@ impl Api {
     ) -> Result<v1::Group, Status> {
         let until = request.until.as_ref().map(|until| {
             let until = from_timestamp(until).filter(|until| *until > self.clock.now());
-            let problem = "must be a time in the future; leave it out to mute until somebody changes it";
+            let problem = "must be a time in the future; leave it out to mute indefinitely";
             until.ok_or_else(|| invalid("until", problem, "UNTIL_INVALID", []))
         });
         let change = Change::Decide(Decided::Muted(until.transpose()?));
         let request = v1::ChangeGroupRequest {
             id: request.id,
-            why: request.why,
+            reason: request.reason,
             expected_revision: request.expected_revision,
         };
         self.change_group(viewer, request, change).await
@@ -48,7 +48,7 @@ impl Api {
         let change = Change::Annotate(request.note);
         let request = v1::ChangeGroupRequest {
             id: request.id,
-            why: String::new(),
+            reason: String::new(),
             expected_revision: request.expected_revision,
         };
         self.change_group(viewer, request, change).await
@@ -62,7 +62,7 @@ impl Api {
     ) -> Result<v1::Group, Status> {
         let requested_at = self.clock.now();
         let id = group_id(&request.id)?;
-        check_why("why", &request.why)?;
+        check_reason("reason", &request.reason)?;
         let filter = viewer.limit(in_group(id))?;
         let completeness = self.completeness();
         let states = self.group_states()?;
@@ -96,7 +96,7 @@ impl Api {
             group: id,
             change,
             by: viewer.name().clone(),
-            why: request.why,
+            reason: request.reason,
             expected_revision: request.expected_revision,
             at: requested_at,
             last: topics.values().max().copied(),
@@ -125,8 +125,8 @@ impl Api {
 }
 
 /// Checks the reason of a call.
-pub(super) fn check_why(field: &str, why: &str) -> Result<(), Status> {
-    check_text(field, why, MAX_WHY, "WHY_INVALID")
+pub(super) fn check_reason(field: &str, reason: &str) -> Result<(), Status> {
+    check_text(field, reason, MAX_REASON, "REASON_INVALID")
 }
 
 pub(super) fn check_text(field: &str, text: &str, limit: usize, reason: &str) -> Result<(), Status> {

@@ -18,7 +18,7 @@ use crate::access::Viewer;
 use crate::completeness::MAX_AGE;
 use crate::filter::{Comparison, Expr, NumberField, NumberTest, Restriction};
 use crate::fingerprint::{self, GroupId, InvalidGroupId};
-use crate::group_states::contents::Problem;
+use crate::group_states::contents::GroupProblem;
 use crate::group_states::value::Value;
 use crate::group_states::{Decided, GroupState, GroupStates, TOPIC};
 use crate::index::{self, Cursor, GroupOrder, GroupPage, GroupQuery, IndexedGroup};
@@ -268,7 +268,7 @@ pub(super) fn message(
     group: IndexedGroup,
     are_states_known: bool,
     value: Option<&Value>,
-    problem: Option<Problem>,
+    problem: Option<GroupProblem>,
 ) -> v1::Group {
     let topics = group.topics.into_iter();
     let group = v1::Group {
@@ -293,8 +293,8 @@ pub(super) fn message(
     with_value(group, value, problem)
 }
 
-/// A group with what somebody has decided about it.
-fn with_value(group: v1::Group, value: Option<&Value>, problem: Option<Problem>) -> v1::Group {
+/// A group with its state and note.
+fn with_value(group: v1::Group, value: Option<&Value>, problem: Option<GroupProblem>) -> v1::Group {
     let decision = value.and_then(|value| value.decision.as_ref());
     let note = value.and_then(|value| value.note.as_ref());
     let muted_until = decision.and_then(|decision| match decision.decided {
@@ -304,7 +304,9 @@ fn with_value(group: v1::Group, value: Option<&Value>, problem: Option<Problem>)
     v1::Group {
         state_time: decision.map(|decision| to_timestamp(decision.time)),
         state_by: decision.map(|decision| decision.by.clone()).unwrap_or_default(),
-        state_why: decision.map(|decision| decision.why.clone()).unwrap_or_default(),
+        state_reason: decision
+            .map(|decision| decision.reason.clone())
+            .unwrap_or_default(),
         muted_until: muted_until.map(to_timestamp),
         note: note.map(|note| note.text.clone()).unwrap_or_default(),
         note_time: note.and_then(|note| note.time).map(to_timestamp),

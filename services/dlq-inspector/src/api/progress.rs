@@ -242,7 +242,7 @@ mod tests {
         let mut resumed = Progress::decode(&bytes).unwrap();
         assert_eq!(unread(&mut resumed, None, 599, 600), Some([599, 600]));
         assert_eq!(unread(&mut resumed, None, 100, 600), Some([100, 600]));
-        // It is sent again, because it is not known what was passed of it.
+        // It is sent again, because it is unknown whether it arrived.
         assert_eq!(unread(&mut resumed, None, 99, 600), Some([0, 600]));
     }
 }

@@ -26,7 +26,7 @@ use crate::access::Viewer;
 use crate::index::{Cursor, IndexedLetter};
 use crate::redrive::change::{Change, ChangeError, ChangeRequest, JobChange, RefusedChange};
 use crate::redrive::job::{self, CHUNK, Item, Job};
-use crate::redrive::jobs::{Entry, Jobs, Problem};
+use crate::redrive::jobs::{JobEntry, JobProblem, Jobs};
 use crate::redrive::pace::waits_until;
 use crate::redrive::record::Destinations;
 use crate::redrive::returns::{count_returned, returning_to};
@@ -202,7 +202,7 @@ impl Api {
     }
 
     /// The job with this id, if the caller sees it. One that this process does not know may have been planned by another one a moment ago.
-    async fn visible_job(&self, viewer: &Viewer, id: &str) -> Result<(Arc<Entry>, Job), Status> {
+    async fn visible_job(&self, viewer: &Viewer, id: &str) -> Result<(Arc<JobEntry>, Job), Status> {
         let is_id = id.len() <= MAX_ID && id.bytes().all(|byte| byte.is_ascii_hexdigit());
         let is_known = |jobs: &Jobs| jobs.get(id).is_some() || jobs.table.problem(id).is_some();
         if !is_known(&*self.jobs()?) && is_id {
@@ -213,7 +213,7 @@ impl Api {
         if let Some(problem) = jobs
             .table
             .problem(id)
-            .filter(|problem| !matches!(problem, Problem::Newer))
+            .filter(|problem| !matches!(problem, JobProblem::Newer))
         {
             let text = unknown_format(&problem);
             return Err(status(
@@ -330,13 +330,13 @@ impl Api {
         }
     }
 
-    fn message(&self, entry: &Entry, job: &Job) -> v1::Redrive {
+    fn message(&self, entry: &JobEntry, job: &Job) -> v1::Redrive {
         let progress = entry.progress();
         let state = job::state(job, &progress);
         let waits = (state == v1::RedriveState::Running)
             .then(|| waits_until(job, &progress, self.clock.now()))
             .flatten();
-        let brake = job::is_braked(job, &progress) && state == v1::RedriveState::Paused;
+        let is_auto_paused = job::is_auto_paused(job, &progress) && state == v1::RedriveState::Paused;
         v1::Redrive {
             revision: job.record.revision,
             state: state.into(),
@@ -345,7 +345,11 @@ impl Api {
             skipped: progress.skipped,
             pending: job.spec().total.saturating_sub(progress.next),
             returned: progress.returned,
-            brake: if brake { progress.brake } else { String::new() },
+            auto_pause_reason: if is_auto_paused {
+                progress.auto_pause_reason
+            } else {
+                String::new()
+            },
             waits_until: waits.map(to_timestamp),
             problem: entry.problem(),
             ..job.spec().clone()
@@ -427,7 +431,7 @@ impl Api {
 }
 
 /// What to do about a job that this version does not change.
-fn unknown_format(problem: &Problem) -> String {
+fn unknown_format(problem: &JobProblem) -> String {
     format!("the redrive {problem}; upgrade this inspector, or change it with the version that wrote it")
 }
 
@@ -457,7 +461,7 @@ fn change_failed(error: &ChangeError) -> Status {
         ChangeError::Refused(RefusedChange::Invalid(invalid)) => (
             Code::FailedPrecondition,
             "REDRIVE_UNKNOWN_FORMAT",
-            unknown_format(&Problem::Unreadable(*invalid)),
+            unknown_format(&JobProblem::Unreadable(*invalid)),
         ),
         ChangeError::Refused(RefusedChange::State(state)) => (
             Code::FailedPrecondition,
@@ -508,7 +512,7 @@ mod tests {
         let (reason, text) = refused(ChangeError::Refused(RefusedChange::TooManyEdits));
         assert_eq!(reason, "TOO_MANY_EDITS");
         assert!(text.contains("more than 64 MiB"), "{text}");
-        let (reason, text) = refused(ChangeError::Unsupported(Problem::Newer));
+        let (reason, text) = refused(ChangeError::Unsupported(JobProblem::Newer));
         assert_eq!(reason, "REDRIVE_UNKNOWN_FORMAT");
         assert!(
             text.contains("was written by a newer version") && text.contains("upgrade this inspector"),

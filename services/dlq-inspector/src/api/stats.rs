@@ -23,7 +23,7 @@ use crate::shared::TopicStatus;
 const MINUTE: Duration = Duration::from_secs(60);
 const HOUR: Duration = Duration::from_secs(3_600);
 const DAY: Duration = Duration::from_secs(86_400);
-/// How many error classes of a topic are named. Anybody who writes dead letters can invent some.
+/// How many error classes of a topic are named. Any writer of dead letters can invent some.
 const MAX_CLASSES: usize = 100;
 /// The name of all others.
 const OTHER_CLASSES: &str = "other";

@@ -154,7 +154,7 @@ fn decode(field: &str, tag: u8, query: QueryHash, token: &str) -> Result<Option<
     Ok(Some(rest.to_vec()))
 }
 
-/// The two numbers of a token, if it contains nothing else.
+/// The two numbers of a token, if it contains only those.
 fn numbers<const N: usize>(rest: &[u8]) -> Option<[[u8; 8]; N]> {
     let (numbers, rest) = rest.as_chunks();
     rest.is_empty().then(|| numbers.try_into().ok()).flatten()

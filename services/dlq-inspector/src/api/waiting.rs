@@ -27,11 +27,11 @@ use super::{Api, ResponseStream, bounded, shutting_down};
 use crate::access::Viewer;
 use crate::metrics::Metrics;
 use crate::waiting::counts::Counts;
-use crate::waiting::life::{Event, Outcome, Step};
 use crate::waiting::limit::QUEUE_TIMEOUT;
 use crate::waiting::page::Row;
 use crate::waiting::scans::{OnProgress, TIMEOUT, TraceError, Traced};
 use crate::waiting::tally::{Detail, Filter, Found};
+use crate::waiting::timeline::{Event, Outcome, Step};
 
 /// The time between two messages about the progress of a scan.
 const PROGRESS: Duration = Duration::from_millis(200);
@@ -302,7 +302,7 @@ impl Api {
             scan(&mut |progress| reporter.report(progress))
         });
         self.watchers.spawn(async move {
-            // However the call ends, nobody waits for the rest.
+            // However the call ends, the rest is no longer needed.
             let _cancels = cancelled.drop_guard();
             let answering = async {
                 match reading.await {
@@ -329,7 +329,7 @@ impl Api {
         Ok(Box::pin(messages(receiver)))
     }
 
-    /// An answer with its memory. The scan has an answer of a bounded size before anybody knows it.
+    /// An answer with its memory. The scan has an answer of a bounded size before the size is known.
     async fn with_memory<T: Message>(&self, viewer: &Viewer, answer: T) -> Answered<T> {
         let memory = self.hold(viewer, &answer).await?;
         Ok((answer, Some(memory)))
@@ -366,7 +366,7 @@ struct Reporter<S> {
 }
 
 impl<S: Fn(v1::ScanProgress)> Reporter<S> {
-    /// Breaks if nobody waits for the answer.
+    /// Breaks if no caller waits for the answer.
     fn report(&mut self, progress: Progress) -> ControlFlow<()> {
         let is_idle = progress == self.last;
         self.last = progress;
@@ -563,7 +563,7 @@ fn record_message(row: &Row, pipeline: &Pipeline) -> v1::WaitingRecord {
 }
 
 fn trace_message(traced: Traced) -> v1::PipelineTrace {
-    let outcome = match traced.life.outcome {
+    let outcome = match traced.timeline.outcome {
         Outcome::New => v1::TraceOutcome::New,
         Outcome::Waits => v1::TraceOutcome::Waits,
         Outcome::Due => v1::TraceOutcome::Due,
@@ -577,11 +577,11 @@ fn trace_message(traced: Traced) -> v1::PipelineTrace {
         pipeline: traced.pipeline.to_string(),
         origin: Some((&traced.origin).into()),
         origin_timestamp: traced.origin_timestamp.and_then(time_of_record),
-        steps: traced.life.steps.into_iter().map(step_message).collect(),
+        steps: traced.timeline.steps.into_iter().map(step_message).collect(),
         truncated: traced.is_truncated,
         outcome: outcome.into(),
-        next_due: traced.life.next_due.and_then(time_of_record),
-        gaps: traced.life.gaps,
+        next_due: traced.timeline.next_due.and_then(time_of_record),
+        gaps: traced.timeline.gaps,
         searched_since: traced.since.and_then(time_of_record),
     }
 }
@@ -640,7 +640,7 @@ fn step_message(
             .or(decision.time)
             .and_then(time_of_record),
         position: Some((&copy.position).into()),
-        place: copy.spot.to_string(),
+        place: copy.location.to_string(),
         attempts: facts.attempts.unwrap_or(0),
         error_class: text(facts.class),
         error_code: text(facts.code),
@@ -650,7 +650,7 @@ fn step_message(
         wait,
         redrives: facts.redrives,
         by: decision.by,
-        why: decision.why,
+        reason: decision.reason,
         redrive_id,
         destination: decision.destination,
         edited: decision.edited,

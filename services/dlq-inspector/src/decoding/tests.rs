@@ -258,7 +258,7 @@ fn any_of_known_type_is_decoded() {
             "value": {"@type": url("google.protobuf.Timestamp"), "value": "1970-01-01T00:00:01Z"}})
     );
     assert_eq!(shown(b""), json!({}));
-    // Nobody could find what is masked in them.
+    // What is masked cannot be found in them.
     for (ty, content) in [("shop.Unknown", &card[..]), ("shop.Card", &b"\xff"[..])] {
         assert_eq!(shown(&any(ty, content)), json!({ "@type": url(ty) }));
     }

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use redeliver_core::Timestamp;
-use redeliver_service::audit::{Action, AuditLog, Entry};
+use redeliver_service::audit::{Action, AuditEntry, AuditLog};
 use redeliver_service::identity::CallerName;
 use redeliver_store::{ChangeId, Decision as StoreDecision, Document as _};
 
@@ -29,7 +29,7 @@ pub struct ChangeRequest {
     /// Who wants it.
     pub by: CallerName,
     /// Why, unless it is a note.
-    pub why: String,
+    pub reason: String,
     /// The revision that the value must have; 0: there must be none.
     pub expected_revision: Option<u64>,
     /// When it was requested. A dead letter that is written between the request and the commit is later than the resolution.
@@ -106,18 +106,18 @@ impl redeliver_store::Change for ChangeRequest {
     }
 
     fn log(&self, value: &Value) {
-        let (group, by, why) = (self.group, &self.by, &self.why);
+        let (group, by, reason) = (self.group, &self.by, &self.reason);
         let decided = match self.change {
             Change::Decide(decided) => Some(decided),
             // A note may be long.
             Change::Annotate(_) => None,
         };
-        tracing::info!(%group, revision = value.revision, %by, why, ?decided, "group changed");
+        tracing::info!(%group, revision = value.revision, %by, reason, ?decided, "group changed");
     }
 }
 
 /// The entry of the audit log about a change. Notes may be long, and can be read where they are.
-fn entry(request: &ChangeRequest, value: &Value, id: ChangeId) -> Entry {
+fn entry(request: &ChangeRequest, value: &Value, id: ChangeId) -> AuditEntry {
     let (action, what) = match request.change {
         Change::Decide(Decided::Resolved) => (Action::ResolveGroup, "resolved".to_owned()),
         Change::Decide(Decided::Muted(None)) => (Action::MuteGroup, "muted".to_owned()),
@@ -125,12 +125,12 @@ fn entry(request: &ChangeRequest, value: &Value, id: ChangeId) -> Entry {
         Change::Decide(Decided::Open) => (Action::ReopenGroup, "open".to_owned()),
         Change::Annotate(_) => (Action::AnnotateGroup, "another note".to_owned()),
     };
-    Entry {
+    AuditEntry {
         target: request.group.to_string(),
-        why: request.why.clone(),
+        reason: request.reason.clone(),
         details: format!("revision {}: {what}", value.revision),
         id: id.0,
-        ..Entry::new(request.by.clone(), action)
+        ..AuditEntry::new(request.by.clone(), action)
     }
 }
 
@@ -149,7 +149,7 @@ fn next(current: Option<&Value>, request: &ChangeRequest, id: ChangeId) -> Optio
                 time: request.at,
                 resolved_until: (*decided == Decided::Resolved).then(|| resolved_until(request)),
                 by: request.by.to_string(),
-                why: request.why.clone(),
+                reason: request.reason.clone(),
             });
         }
         Change::Annotate(text) => {
@@ -191,7 +191,7 @@ fn has_no_effect(decided: Decided, current: Option<&Decision>, request: &ChangeR
         Decided::Resolved => state == GroupState::Resolved,
         Decided::Muted(_) => state == GroupState::Muted && current.decided == decided,
     };
-    is_same && (request.why.is_empty() || current.why == request.why)
+    is_same && (request.reason.is_empty() || current.reason == request.reason)
 }
 
 /// The groups whose values say nothing and have not changed for long, or, if there is no room for another one, whose values say nothing; those
@@ -229,7 +229,7 @@ mod tests {
             group: ID,
             change,
             by: CallerName::recorded("bob"),
-            why: String::new(),
+            reason: String::new(),
             expected_revision: None,
             at: at(100),
             last: Some(at(50)),
@@ -315,9 +315,9 @@ mod tests {
                 .map(|before| (ID, decided(before, 60, 4)))
                 .collect();
             // With its reason, or without one.
-            for why in ["known", ""] {
+            for reason in ["known", ""] {
                 let request = ChangeRequest {
-                    why: why.to_owned(),
+                    reason: reason.to_owned(),
                     ..request(change.clone())
                 };
                 let (value, outputs) = decide(&before, &request).unwrap();
@@ -330,7 +330,7 @@ mod tests {
             }
             if !before.is_empty() {
                 let request = ChangeRequest {
-                    why: "another reason".to_owned(),
+                    reason: "another reason".to_owned(),
                     ..request(change.clone())
                 };
                 assert_eq!(decide(&before, &request).unwrap().1.len(), 1, "{change:?}");

@@ -15,10 +15,10 @@ pub struct GroupStates {
 }
 
 /// Why a value is not, or not completely, shown as it was written.
-pub type Problem = redeliver_store::Problem<Value>;
+pub type GroupProblem = redeliver_store::DocumentProblem<Value>;
 
 impl GroupStates {
-    /// What somebody has decided about a group.
+    /// The decision about a group.
     #[must_use]
     pub fn decision(&self, id: GroupId) -> Option<&Decision> {
         self.table.get(&id)?.decision.as_ref()
@@ -37,7 +37,7 @@ impl State for GroupStates {
 
     const TOPIC: &'static str = "topic of group states";
     const NAME: &'static str = "dlq_group_states";
-    // Like the ledger. Nobody has decided anything then.
+    // Like the ledger: without it, there are no decisions.
     const IS_OPTIONAL: bool = true;
 
     fn table(&self) -> &Table<Value> {
@@ -59,7 +59,7 @@ impl State for GroupStates {
             tracing::warn!(
                 topic,
                 groups,
-                "states and notes of groups are gone or older than before"
+                "group states and notes lost, or reset to older ones"
             );
         }
     }
@@ -82,7 +82,7 @@ pub(crate) mod tests {
                 time: Timestamp::from_millis(time),
                 resolved_until: None,
                 by: "ann".to_owned(),
-                why: "known".to_owned(),
+                reason: "known".to_owned(),
             }),
             ..Value::default()
         }

@@ -9,7 +9,7 @@ use redeliver_core::Timestamp;
 /// The state of a group. The protocol has these numbers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum GroupState {
-    /// Nobody has decided anything, it was opened again, or the time for which it was muted is over.
+    /// There is no decision, it was opened again, or its mute has expired.
     #[default]
     Open = 1,
     /// The reason is gone.
@@ -36,18 +36,18 @@ impl GroupState {
     }
 }
 
-/// What somebody has decided.
+/// The state that an operator has set.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Decided {
     /// It is open again.
     Open,
     /// The reason is gone.
     Resolved,
-    /// It is in no alert about groups until this time; `None`: until somebody changes it.
+    /// It is in no alert about groups until this time; `None`: indefinitely.
     Muted(Option<Timestamp>),
 }
 
-/// What somebody has decided, and when, who and why.
+/// The state that an operator has set: when, who and why.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Decision {
     /// What.
@@ -59,7 +59,7 @@ pub struct Decision {
     /// The name of the caller.
     pub by: String,
     /// Why, in the words of the caller.
-    pub why: String,
+    pub reason: String,
 }
 
 impl Decision {
@@ -98,7 +98,7 @@ mod tests {
             time: at(time),
             resolved_until: None,
             by: String::new(),
-            why: String::new(),
+            reason: String::new(),
         }
     }
 

@@ -163,7 +163,7 @@ fn read_decision(decision: v1::GroupDecision) -> Result<Decision, InvalidValue> 
         time: decision.time.as_ref().map_or(Err(InvalidValue::Time), time)?,
         resolved_until: decision.resolved_until.as_ref().map(time).transpose()?,
         by: decision.by,
-        why: decision.why,
+        reason: decision.reason,
     })
 }
 
@@ -178,7 +178,7 @@ fn write_decision(decision: &Decision) -> v1::GroupDecision {
         time: Some(to_timestamp(decision.time)),
         resolved_until: decision.resolved_until.map(to_timestamp),
         by: decision.by.clone(),
-        why: decision.why.clone(),
+        reason: decision.reason.clone(),
         muted_until: until.map(to_timestamp),
     }
 }
@@ -200,7 +200,7 @@ mod tests {
                 time: at(5),
                 resolved_until: Some(at(6)),
                 by: "ann".to_owned(),
-                why: "fixed".to_owned(),
+                reason: "fixed".to_owned(),
             }),
             note: Some(Note {
                 text: "see the runbook".to_owned(),

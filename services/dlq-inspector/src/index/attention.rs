@@ -69,7 +69,7 @@ pub(crate) fn groups_in_need(
         "SELECT {COUNTED} FROM group_counts WHERE group_id = ?2 GROUP BY topic_id"
     ))?;
     // Few groups have a decision, so that they are looked up one by one.
-    for (id, value) in states.documents() {
+    for (id, value) in states.table.documents() {
         let Some(decision) = &value.decision else {
             continue;
         };

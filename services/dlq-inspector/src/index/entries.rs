@@ -3,14 +3,14 @@
 use redeliver_core::Timestamp;
 use rusqlite::{CachedStatement, Connection, OptionalExtension as _, params};
 
-use crate::ledger::{self, Entry, State, Version};
+use crate::ledger::{self, LedgerEntry, State, Version};
 use crate::letter::ContentHash;
 
 pub(super) const CREATE: &str = "
 CREATE TABLE ledger (
     topic_id INTEGER NOT NULL, partition INTEGER NOT NULL, offset INTEGER NOT NULL,
     -- 0: the newest record of the ledger has no value.
-    state INTEGER NOT NULL, time INTEGER, who TEXT NOT NULL, note TEXT NOT NULL, content BLOB,
+    state INTEGER NOT NULL, time INTEGER, who TEXT NOT NULL, reason TEXT NOT NULL, content BLOB,
     -- Where and when the newest record of the ledger was written.
     in_partition INTEGER NOT NULL, at_offset INTEGER NOT NULL, written INTEGER,
     PRIMARY KEY (topic_id, partition, offset)
@@ -36,7 +36,7 @@ impl<'c> Entries<'c> {
     pub(super) fn new(connection: &'c Connection) -> rusqlite::Result<Self> {
         Ok(Self {
             find: connection.prepare_cached(
-                "SELECT state, time, who, note, content, written FROM ledger \
+                "SELECT state, time, who, reason, content, written FROM ledger \
                  WHERE topic_id = ? AND partition = ? AND offset = ? AND state != 0",
             )?,
             version: connection.prepare_cached(
@@ -44,8 +44,8 @@ impl<'c> Entries<'c> {
                  WHERE topic_id = ? AND partition = ? AND offset = ?",
             )?,
             put: connection.prepare_cached(
-                "INSERT OR REPLACE INTO ledger (topic_id, partition, offset, state, time, who, note, content, in_partition, at_offset, written) \
-                 VALUES (:topic_id, :partition, :offset, :state, :time, :who, :note, :content, :in_partition, :at_offset, :written)",
+                "INSERT OR REPLACE INTO ledger (topic_id, partition, offset, state, time, who, reason, content, in_partition, at_offset, written) \
+                 VALUES (:topic_id, :partition, :offset, :state, :time, :who, :reason, :content, :in_partition, :at_offset, :written)",
             )?,
         })
     }
@@ -56,14 +56,14 @@ impl<'c> Entries<'c> {
         place: Place,
         content: &ContentHash,
         dead_at: i64,
-    ) -> rusqlite::Result<Option<Entry>> {
+    ) -> rusqlite::Result<Option<LedgerEntry>> {
         let key = (place.topic_id, place.partition, place.offset);
         let read = |row: &rusqlite::Row<'_>| {
-            let entry = Entry {
+            let entry = LedgerEntry {
                 state: State::from_number(row.get("state")?).unwrap_or_default(),
                 time: row.get::<_, Option<i64>>("time")?.map(Timestamp::from_millis),
                 by: row.get("who")?,
-                note: row.get("note")?,
+                reason: row.get("reason")?,
                 content: row.get("content")?,
             };
             let written = row.get::<_, Option<i64>>("written")?.map(Timestamp::from_millis);
@@ -91,13 +91,13 @@ impl<'c> Entries<'c> {
     pub(super) fn put(
         &mut self,
         place: Place,
-        entry: Option<&Entry>,
+        entry: Option<&LedgerEntry>,
         new: Version,
     ) -> rusqlite::Result<bool> {
         if self.version(place)?.is_some_and(|known| !new.is_after(&known)) {
             return Ok(false);
         }
-        let none = Entry::default();
+        let none = LedgerEntry::default();
         let (state, entry) = entry.map_or((0, &none), |entry| (entry.state as i64, entry));
         self.put.execute(params![
             place.topic_id,
@@ -106,7 +106,7 @@ impl<'c> Entries<'c> {
             state,
             entry.time.map(Timestamp::as_millis),
             entry.by,
-            entry.note,
+            entry.reason,
             entry.content,
             new.partition,
             new.offset,
@@ -124,7 +124,7 @@ pub(super) fn remove(connection: &Connection, place: Place) -> rusqlite::Result<
     Ok(())
 }
 
-fn applies(entry: &Entry, written: Option<Timestamp>, content: &ContentHash, dead_at: i64) -> bool {
+fn applies(entry: &LedgerEntry, written: Option<Timestamp>, content: &ContentHash, dead_at: i64) -> bool {
     let letter = (content, Some(Timestamp::from_millis(dead_at)));
     ledger::applies((entry.content.as_ref(), written), letter)
 }

@@ -58,7 +58,7 @@ pub(crate) struct GroupQuery<'q> {
     pub(crate) filter: &'q Expr,
     /// Whether the filter tests what is masked in groups. Then only the dead letters tell which ones match.
     pub(crate) tests_masked: bool,
-    /// What somebody has decided about groups.
+    /// The decisions about groups.
     pub(crate) states: &'q GroupStates,
     /// Only groups in one of these states; if empty, in any.
     pub(crate) wanted: &'q [GroupState],
@@ -153,7 +153,7 @@ impl<'q> GroupQuery<'q> {
 enum Source {
     /// Among all counts, or all dead letters that match.
     All,
-    /// Among those about which somebody has decided something: there are few.
+    /// Among those with a decision, which are few.
     Decided,
     /// In the order of the list, so that a page reads little more than its own groups.
     InOrder(TimeColumn),

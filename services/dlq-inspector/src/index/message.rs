@@ -85,7 +85,7 @@ fn may_contain_part(needle: &str) -> bool {
         || words(needle).any(|word| word.bytes().all(|byte| byte.is_ascii_hexdigit()))
 }
 
-/// The runs of letters of a text that no part contains: those with a letter that is no hexadecimal digit.
+/// The runs of letters of a text that no part contains: those with a letter that is not a hexadecimal digit.
 fn literal_letters(text: &str) -> impl Iterator<Item = &str> {
     let runs = text.split(|c: char| !c.is_ascii_alphabetic());
     runs.filter(|run| !run.bytes().all(|byte| byte.is_ascii_hexdigit()))

@@ -21,7 +21,7 @@ use crate::filter::{
     TextTest,
 };
 use crate::fingerprint::GroupId;
-use crate::ledger::{Entry, State};
+use crate::ledger::{LedgerEntry, State};
 use crate::letter::{self, ContentHash, MAX_KEY};
 
 /// A dead letter as the index stores it: everything but its value.
@@ -36,7 +36,7 @@ pub struct IndexedLetter {
     /// Its state according to the ledger.
     pub state: State,
     /// The entry of the ledger that has set the state; empty if there is none.
-    pub entry: Entry,
+    pub entry: LedgerEntry,
     /// What its headers say about the failure.
     pub facts: Facts,
     /// The size of the value in bytes; `None` for a null value.

@@ -17,7 +17,7 @@ use crate::group_states::contents::tests as states;
 use crate::group_states::{Decided, GroupState, GroupStates};
 use crate::id::parse_id;
 use crate::json_fields::JsonFields;
-use crate::ledger::{self, Entry, State, Update, Version};
+use crate::ledger::{self, LedgerEntry, State, Update, Version};
 use crate::letter::{ContentHash, Letter};
 
 mod counts;
@@ -132,11 +132,11 @@ fn at(time: i64, topic: &str, partition: i32, offset: i64, headers: &[(&str, &st
 fn update(id: &str, state: Option<State>, content: Option<ContentHash>) -> Update {
     Update {
         id: parse_id(id).unwrap(),
-        entry: state.map(|state| Entry {
+        entry: state.map(|state| LedgerEntry {
             state,
             time: Some(Timestamp::from_millis(9)),
             by: "ann".to_owned(),
-            note: "because".to_owned(),
+            reason: "because".to_owned(),
             content,
         }),
         version: Version {

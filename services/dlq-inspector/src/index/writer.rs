@@ -24,7 +24,7 @@ use crate::fingerprint::{self, GroupId};
 use crate::ledger::{State, Update};
 use crate::letter::Letter;
 
-/// What was read of the topics.
+/// Positions and metadata of the topics.
 pub(crate) struct ReadProgress {
     pub(crate) positions: Vec<ReadPosition>,
     pub(crate) topic_ids: Vec<(Arc<str>, TopicId)>,
@@ -94,7 +94,7 @@ impl Writer {
         Ok((writer, is_new))
     }
 
-    /// What was read so far.
+    /// The progress so far.
     pub(crate) fn read_progress(&self) -> Result<ReadProgress, IndexError> {
         let read = || {
             let positions = read_positions(&self.connection)?;

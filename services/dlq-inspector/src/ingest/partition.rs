@@ -16,8 +16,8 @@ use crate::completeness::Reason;
 
 /// The consumer is recreated after a partition with unread records made no progress for this many surveys.
 pub(super) const SURVEYS_UNTIL_STALLED: u32 = 4;
-/// A refused partition is followed anew after this many surveys. Otherwise, a partition that can be read again would stay refused
-/// until its next record: the consumer reports each end only once.
+/// A refused partition is followed again after this many surveys. Otherwise, a partition that can be read
+/// again would stay refused until its next record: the consumer reports each end only once.
 pub(super) const SURVEYS_UNTIL_RETRIED: u32 = 5;
 
 /// One partition of a topic that a survey has found.

@@ -327,7 +327,7 @@ impl Batch {
         }
     }
 
-    /// Leaves out what was read of topics that were created again: these are read from the beginning.
+    /// Drops records of topics that were created again: these are read from the beginning.
     fn leave_out(&mut self, recreated: Vec<Arc<str>>) {
         for topic in recreated {
             self.letters.retain(|letter| letter.position.topic != topic);

@@ -299,7 +299,7 @@ impl Topic {
         matches!((self.id, id), (Some(known), Some(found)) if known != found)
     }
 
-    /// Whether other records than before mean that the topic begins anew.
+    /// Whether other records than before mean that the topic was created again.
     fn is_started_over(&mut self, id: Option<TopicId>, has_other_records: bool) -> bool {
         let has_same_id = id.is_some() && self.id == id;
         if !(has_other_records && has_same_id) {

@@ -142,7 +142,7 @@ impl WriterThread {
         tracing::info!(
             index = if is_new { "new" } else { "existing" },
             data_dir = %self.directory.display(),
-            "opened the index"
+            "index opened"
         );
         Ok((writer, indexed))
     }
@@ -390,8 +390,8 @@ impl OpenIndex {
         Ok(Outcome::Done(()))
     }
 
-    /// Counts the groups that are new to everybody, and not only to an index that is being built, and about which nobody has decided anything.
-    /// They wait until that is known, which may be after the first batch of a process.
+    /// Counts the groups that are new, and not only new to an index that is being built, and that have no
+    /// decision. They wait until that is known, which may be after the first batch of a process.
     fn count_new_groups(&mut self) {
         if self.new_groups.is_empty() {
             return;
@@ -408,7 +408,7 @@ impl OpenIndex {
 
     /// Replaces the damaged index by an empty one. The reader notices that, and starts over.
     fn rebuild(&mut self) -> Result<Outcome<()>, IndexError> {
-        tracing::error!("the index is damaged; rebuilding it from Kafka");
+        tracing::error!("index damaged; rebuilding it from Kafka");
         self.thread.metrics.add_rebuild();
         self.thread.part.not_ready("the index was damaged; rebuilding it");
         self.thread.shared.begin_build();
@@ -488,7 +488,7 @@ impl Retries {
 
     fn end(&self, thread: &WriterThread) {
         if self.has_failed {
-            tracing::info!("the index can be written again");
+            tracing::info!("index writable again");
             if *thread.shared.caught_up.borrow() {
                 // The next completeness says more.
                 thread.part.ready();
@@ -682,7 +682,7 @@ mod tests {
             Some(position) => Err(position),
         });
         assert!(!*running.shared.caught_up.borrow());
-        // What was decided for the damaged index is void.
+        // Decisions for the damaged index are void.
         running.work.send(old).unwrap();
         running.send(position(9));
         running.send(caught_up());

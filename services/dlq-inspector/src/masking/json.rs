@@ -19,8 +19,8 @@ pub(super) struct MaskedDocument<'p> {
     pub(super) found: Vec<&'p FieldPath>,
 }
 
-/// Masks the fields at these paths. `None` if the document is not a JSON object or array, so that nobody knows where the fields are: a text or a
-/// number at the top can be a whole document in another encoding.
+/// Masks the fields at these paths. `None` if the document is not a JSON object or array, so that its fields
+/// cannot be found: a text or a number at the top can be a whole document in another encoding.
 pub(super) fn mask<'p>(document: &[u8], paths: &[&'p FieldPath]) -> Option<MaskedDocument<'p>> {
     let text = std::str::from_utf8(document).ok()?;
     serde_json::from_str::<IgnoredAny>(text).ok()?;

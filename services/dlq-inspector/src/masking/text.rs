@@ -52,7 +52,7 @@ fn find(text: &str, expressions: &[&Expression], is_cut: bool) -> Vec<Range<usiz
                 .map(|found| found.range())
                 .filter(|range| !range.is_empty()),
         );
-        // An expression does not find what was cut itself.
+        // An expression does not match a text that was cut.
         let cut = is_cut.then(|| expression.begins_at(text)).flatten();
         found.extend(cut.map(|start| start..text.len()));
     }

@@ -226,7 +226,7 @@ fn dead_letters(topic: &Arc<str>, letters: &Letters, groups: &GroupCounts<'_>) -
         new_groups: groups.map(|(_, new)| new),
         running_redrives: None,
         paused_redrives: None,
-        braked_redrives: None,
+        auto_paused_redrives: None,
     }
 }
 
@@ -243,15 +243,15 @@ pub(crate) struct Paused {
 /// What pauses something that each of these controls pauses.
 pub(crate) fn paused(controls: &Snapshot, names: impl IntoIterator<Item = ControlName>) -> Option<Paused> {
     let is_paused = |name: &ControlName| {
-        let desired = controls.obeyed(name);
+        let desired = controls.applied(name);
         desired.is_some_and(|desired| desired.run() == Some(Run::Paused))
     };
     let control = names.into_iter().find(is_paused)?;
-    let value = controls.get(&control);
+    let value = controls.table.get(&control);
     Some(Paused {
         since: value.and_then(|value| value.changed_at),
         by: value.map_or_else(String::new, |value| value.changed_by.clone()),
-        reason: value.map_or_else(String::new, |value| value.why.clone()),
+        reason: value.map_or_else(String::new, |value| value.reason.clone()),
         control,
     })
 }

@@ -170,7 +170,7 @@ fn problem_of_group(group: &TopicGroup, now: Timestamp) -> v1::Problem {
 
 fn redrives(pipelines: &Pipelines, survey: &Survey, found: &mut Vec<Found>) {
     let redrives = survey.redrives.iter().flatten();
-    for redrive in redrives.filter(|redrive| redrive.state == RedriveState::Braked) {
+    for redrive in redrives.filter(|redrive| redrive.state == RedriveState::AutoPaused) {
         // A job of several topics is about no single pipeline.
         let topic = match &*redrive.sources {
             [topic] => topic.to_string(),
@@ -179,7 +179,7 @@ fn redrives(pipelines: &Pipelines, survey: &Survey, found: &mut Vec<Found>) {
         let pipeline = pipelines.of_letters(&topic);
         found.push(Found {
             message: v1::Problem {
-                kind: v1::ProblemKind::RedriveBraked.into(),
+                kind: v1::ProblemKind::RedriveAutoPaused.into(),
                 pipeline: pipeline.map_or_else(String::new, |pipeline| pipeline.name.to_string()),
                 since: redrive.sent_at.map(to_timestamp),
                 count: Some(redrive.returned.into()),

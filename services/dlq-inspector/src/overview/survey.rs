@@ -135,5 +135,5 @@ pub(crate) enum RedriveState {
     Running,
     Paused,
     /// Paused because too many records came back.
-    Braked,
+    AutoPaused,
 }

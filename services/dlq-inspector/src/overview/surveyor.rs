@@ -10,6 +10,7 @@ use redeliver_core::wait::LogThrottle;
 use redeliver_core::{Clock, Timestamp};
 use redeliver_kafka::KafkaSettings;
 use redeliver_kafka::reader::ReadError;
+use redeliver_proto::convert::time;
 use redeliver_proto::v1;
 use redeliver_runtime::Config;
 use redeliver_service::control::Control;
@@ -300,7 +301,7 @@ fn redrives(jobs: &Jobs) -> Vec<Redrive> {
         let progress = entry.progress();
         let state = match job::state(&job, &progress) {
             v1::RedriveState::Running => RedriveState::Running,
-            v1::RedriveState::Paused if job::is_braked(&job, &progress) => RedriveState::Braked,
+            v1::RedriveState::Paused if job::is_auto_paused(&job, &progress) => RedriveState::AutoPaused,
             v1::RedriveState::Paused => RedriveState::Paused,
             _ => return None,
         };
@@ -309,7 +310,7 @@ fn redrives(jobs: &Jobs) -> Vec<Redrive> {
             id: id.to_owned(),
             sources: sources.map(|count| count.topic.as_str().into()).collect(),
             state,
-            sent_at: progress.sent_at,
+            sent_at: time(progress.sent_at),
             returned: progress.returned,
             by: job.spec().created_by.clone(),
         })

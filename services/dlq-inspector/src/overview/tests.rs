@@ -329,7 +329,7 @@ fn control(desired: Desired, changed_at: i64) -> Value {
         revision: 1,
         changed_at: Some(at(changed_at)),
         changed_by: "token:ann".to_owned(),
-        why: "outage".to_owned(),
+        reason: "outage".to_owned(),
         change_id: bytes::Bytes::new(),
         desired,
     }
@@ -349,7 +349,7 @@ fn controls(values: &[(&str, Desired, i64)]) -> Option<Arc<Snapshot>> {
     let mut snapshot = Snapshot::default();
     for (name, desired, changed_at) in values {
         let name: ControlName = name.parse().unwrap();
-        snapshot.insert(name, control(desired.clone(), *changed_at));
+        snapshot.table.insert(name, control(desired.clone(), *changed_at));
     }
     Some(Arc::new(snapshot))
 }
@@ -443,13 +443,13 @@ fn problems_have_next_steps() {
                 survey.redrives = Some(vec![Redrive {
                     id: "1f".to_owned(),
                     sources: vec!["a-dlq".into()],
-                    state: RedriveState::Braked,
+                    state: RedriveState::AutoPaused,
                     sent_at: Some(at(NOW)),
                     returned: 12,
                     by: "token:ann".to_owned(),
                 }]);
             },
-            Some((ProblemKind::RedriveBraked, NextStep::ReviewRedrive, None)),
+            Some((ProblemKind::RedriveAutoPaused, NextStep::ReviewRedrive, None)),
         ),
         (
             |survey| letters(survey).groups = Some(vec![group(GroupState::Regressed, NOW - 1_000)]),
@@ -640,7 +640,7 @@ fn other_pipelines_are_hidden() {
     let redrive = |sources: &[&str]| Redrive {
         id: "1f".to_owned(),
         sources: sources.iter().map(|topic| (*topic).into()).collect(),
-        state: RedriveState::Braked,
+        state: RedriveState::AutoPaused,
         sent_at: None,
         returned: 1,
         by: "token:ann".to_owned(),
@@ -667,7 +667,7 @@ fn other_pipelines_are_hidden() {
     let row = &some.pipelines[0];
     assert_eq!(row.run.as_ref().unwrap().paused, Some(true));
     assert_eq!(row.waiting[1].run.as_ref().unwrap().paused, Some(true));
-    assert_eq!(row.dead_letters.as_ref().unwrap().braked_redrives, Some(1));
+    assert_eq!(row.dead_letters.as_ref().unwrap().auto_paused_redrives, Some(1));
     // Who has paused it is shown with the control.
     let some = shown.view(&Sees(&["a-dlq", "pipeline/a", "tier/30s"]), &ALL);
     let run = some.pipelines[0].run.as_ref().unwrap();

@@ -282,7 +282,7 @@ impl<'o> RedriveCounts<'o> {
         };
         letters.running_redrives = count(RedriveState::Running);
         letters.paused_redrives = count(RedriveState::Paused);
-        letters.braked_redrives = count(RedriveState::Braked);
+        letters.auto_paused_redrives = count(RedriveState::AutoPaused);
     }
 }
 

@@ -6,13 +6,13 @@ use bytes::Bytes;
 use redeliver_core::Timestamp;
 use redeliver_proto::convert::to_timestamp;
 use redeliver_proto::{Message as _, v1};
-use redeliver_service::audit::{Action, AuditLog, Entry as AuditEntry, MAX_IDS};
+use redeliver_service::audit::{Action, AuditEntry, AuditLog, MAX_IDS};
 use redeliver_service::identity::CallerName;
 use redeliver_store::{ChangeId, Decision};
 
 use super::edit::Edit;
 use super::job::{self, Item, Job, RedriveState};
-use super::jobs::{Entry, Jobs, job_key, plan_key};
+use super::jobs::{JobEntry, Jobs, job_key, plan_key};
 pub use super::refusal::RefusedChange;
 use super::room::{self, New};
 
@@ -206,7 +206,7 @@ impl ChangeRequest {
     fn entry(&self, job: &Job, id: ChangeId, action: Action, details: String) -> AuditEntry {
         AuditEntry {
             target: job.spec().id.clone(),
-            why: job.spec().why.clone(),
+            reason: job.spec().reason.clone(),
             details,
             id: id.0,
             ..AuditEntry::new(self.by.clone(), action)
@@ -236,7 +236,7 @@ fn new_id(now: Timestamp, id: ChangeId) -> String {
 }
 
 /// What follows from a change; `None` if it has no effect.
-fn next(job: &Job, entry: &Entry, change: JobChange) -> Result<Option<v1::RedriveRecord>, RefusedChange> {
+fn next(job: &Job, entry: &JobEntry, change: JobChange) -> Result<Option<v1::RedriveRecord>, RefusedChange> {
     use v1::RedriveState::{Cancelled, Paused, Planned, Running};
     let progress = entry.progress();
     let state = job::state(job, &progress);
@@ -252,7 +252,7 @@ fn next(job: &Job, entry: &Entry, change: JobChange) -> Result<Option<v1::Redriv
             return Ok(None);
         }
         (JobChange::Pause, Running) => (RedriveState::Paused, false),
-        // The brake has paused it. Now it stays paused, also if somebody changes the rate.
+        // The auto_pause has paused it. Now it stays paused, also if somebody changes the rate.
         (JobChange::Pause, Paused) if job.wanted == RedriveState::Running => (RedriveState::Paused, false),
         (JobChange::Pause, Paused) | (JobChange::Resume, Running) | (JobChange::Cancel, Cancelled) => {
             return Ok(None);
@@ -350,11 +350,11 @@ mod tests {
         let entry = jobs.get(&planned.spec().id).unwrap();
         assert_eq!(entry.items(0).unwrap().len(), 3);
         let again = |by, change| decide_by(by, 7, change, &jobs);
-        // Somebody repeats the call.
+        // The call is repeated.
         assert_eq!(again("token:ann", plan("r", 9)), Ok((planned, Records::new())));
         let other = again("token:ann", plan("s", 9)).unwrap();
         assert_eq!(other.0.spec().total, 9);
-        // Another request with the same id, and the same one of somebody else.
+        // Another request with the same id, and the same one of another caller.
         let Change::Plan(mut discard, items) = plan("r", 9) else {
             unreachable!("it is a plan");
         };

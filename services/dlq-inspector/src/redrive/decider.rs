@@ -16,11 +16,11 @@ use tokio_util::sync::CancellationToken;
 
 use super::edit::Edit;
 use super::job::{CHUNK, Item, Job, Kind, Progress};
-use super::jobs::{Entry, Jobs};
+use super::jobs::{JobEntry, Jobs};
 use super::ledger_reader::LedgerReader;
 use super::ledger_states::Removed;
 use super::letter_reader::LetterReader;
-use super::pace::{self, Take, brake};
+use super::pace::{self, Take, auto_pause};
 use super::record::{Candidate, Destinations};
 use super::returns::{self, Returns};
 use super::step::{Context, Prepared, Presence, Step, Tried};
@@ -44,7 +44,7 @@ pub(crate) enum Request {
     /// What becomes of these items of a job, which are the next ones.
     Try {
         job: Box<Job>,
-        entry: Arc<Entry>,
+        entry: Arc<JobEntry>,
         take: Take,
         /// Whether the last step of the job could not be written, so that what is known of its destinations may be outdated.
         again: bool,
@@ -54,7 +54,7 @@ pub(crate) enum Request {
     /// Read what a step with these items will need. Has no answer.
     ReadAhead {
         job: Box<Job>,
-        entry: Arc<Entry>,
+        entry: Arc<JobEntry>,
         items: Range<u32>,
         /// See `Try`.
         denied: Vec<Arc<str>>,
@@ -62,7 +62,7 @@ pub(crate) enum Request {
     /// Which entries of the ledger are to be removed, at most this many.
     FindGone { limit: usize },
     /// How many records of a job have come back.
-    Observe { job: Box<Job>, entry: Arc<Entry> },
+    Observe { job: Box<Job>, entry: Arc<JobEntry> },
 }
 
 /// What it gets.
@@ -82,13 +82,13 @@ pub(crate) enum Answer {
 
 /// A problem of a request.
 #[derive(Debug, thiserror::Error)]
-enum Problem {
+enum StepError {
     #[error("reading Kafka")]
     Kafka(#[from] ReadError),
     #[error("the plan of the job is incomplete")]
     Plan,
     #[error(transparent)]
-    Returns(#[from] returns::Problem),
+    Returns(#[from] returns::StepError),
 }
 
 /// The thread.
@@ -153,7 +153,7 @@ impl Decider {
             let (number, request) = match requests.recv_timeout(POLL) {
                 Ok(request) => request,
                 Err(RecvTimeoutError::Timeout) => {
-                    self.rest();
+                    self.stop_fetching();
                     continue;
                 }
                 Err(RecvTimeoutError::Disconnected) => break,
@@ -178,8 +178,8 @@ impl Decider {
         }
     }
 
-    /// Nobody asks for anything.
-    fn rest(&mut self) {
+    /// No job asks for records.
+    fn stop_fetching(&mut self) {
         if self
             .ahead
             .as_ref()
@@ -187,10 +187,10 @@ impl Decider {
         {
             self.ahead = None;
         }
-        self.letters.rest();
+        self.letters.stop_fetching();
     }
 
-    fn answer(&mut self, request: Request) -> Result<Option<Answer>, Problem> {
+    fn answer(&mut self, request: Request) -> Result<Option<Answer>, StepError> {
         match request {
             Request::Load => {
                 self.ahead = None;
@@ -254,7 +254,7 @@ impl Decider {
     }
 
     /// The entries of the ledger to remove.
-    fn gone(&mut self, limit: usize) -> Result<Vec<Removed>, Problem> {
+    fn gone(&mut self, limit: usize) -> Result<Vec<Removed>, StepError> {
         let Some(hold) = self.remove_after else {
             return Ok(Vec::new());
         };
@@ -273,13 +273,13 @@ impl Decider {
     }
 
     /// Decides what becomes of the next items of a job, or of fewer if they are large.
-    fn step(&mut self, job: Job, entry: &Entry, take: Take) -> Result<Step, Problem> {
+    fn step(&mut self, job: Job, entry: &JobEntry, take: Take) -> Result<Step, StepError> {
         let before = entry.progress();
         let now = self.clock.now();
         let returned = self.returns.returned(&job, &before, now)?;
         let Take { items, max_done } = take;
         let mut step = counted(job, entry, before, returned, now);
-        if step.brake.is_some() {
+        if step.auto_pause.is_some() {
             return Ok(step);
         }
         let prepared = match self.take_ahead(&step.job.spec().id, &items) {
@@ -292,11 +292,11 @@ impl Decider {
     }
 
     /// Counts what has come back by the end of an observation, once none of the records waits any more, and the index has all of it.
-    fn observe(&mut self, job: Job, entry: &Entry) -> Result<Option<Answer>, Problem> {
+    fn observe(&mut self, job: Job, entry: &JobEntry) -> Result<Option<Answer>, StepError> {
         let before = entry.progress();
         let now = self.clock.now();
         let end = pace::observed_at(&job, &before).unwrap_or(now);
-        let settled = if job.has_brake() {
+        let settled = if job.has_auto_pause() {
             self.returns.settled_at(&job, entry, before.done, now)
         } else {
             Ok(end)
@@ -304,10 +304,10 @@ impl Decider {
         let at = settled.as_ref().map_or(end, |settled| end.max(*settled));
         let returned = match self.returns.count(&job, at, now) {
             // The index is always some seconds old.
-            Err(returns::Problem::Incomplete(None)) if now.since(at) <= MAX_AGE => {
+            Err(returns::StepError::Incomplete(None)) if now.since(at) <= MAX_AGE => {
                 return Ok(Some(Answer::NotKnown));
             }
-            Err(returns::Problem::Incomplete(_)) if !job.has_brake() => None,
+            Err(returns::StepError::Incomplete(_)) if !job.has_auto_pause() => None,
             returned => Some(returned?),
         };
         let gives_up = pace::gives_up_at(&job, &before).is_some_and(|at| at <= now);
@@ -315,7 +315,7 @@ impl Decider {
         let mut step = counted(job, entry, before, returned, now);
         step.is_observation = true;
         // If enough of them have come back, the others do not matter.
-        if let (Err(problem), None) = (settled, &step.brake) {
+        if let (Err(problem), None) = (settled, &step.auto_pause) {
             if !gives_up {
                 return Err(problem.into());
             }
@@ -328,12 +328,12 @@ impl Decider {
     fn prepare(
         &mut self,
         job: &Job,
-        entry: &Entry,
+        entry: &JobEntry,
         items: Range<u32>,
         now: Timestamp,
-    ) -> Result<Vec<Prepared>, Problem> {
+    ) -> Result<Vec<Prepared>, StepError> {
         let edit = edit_of(job, entry)?;
-        let items = entry.items_in(items).ok_or(Problem::Plan)?;
+        let items = entry.items_in(items).ok_or(StepError::Plan)?;
         let (mut found, mut originals) = (items.iter().map(|_| None).collect(), HashMap::new());
         let needs_time = |item: &Item| self.ledger.states().needs_time(&item.id);
         if job.kind == Kind::Redrive || items.iter().any(needs_time) {
@@ -376,7 +376,7 @@ impl Decider {
     }
 
     /// Decides with the ledger, after everything that takes time, so that the decision is as late as it can be.
-    fn tried(&mut self, kind: Kind, prepared: Vec<Prepared>) -> Result<Vec<Tried>, Problem> {
+    fn tried(&mut self, kind: Kind, prepared: Vec<Prepared>) -> Result<Vec<Tried>, StepError> {
         let states = self.ledger.read_on(&self.kafka)?;
         let tried = prepared
             .into_iter()
@@ -408,7 +408,7 @@ impl Decider {
 }
 
 /// A step without items, with what has come back.
-fn counted(job: Job, entry: &Entry, before: Progress, returned: Option<u32>, now: Timestamp) -> Step {
+fn counted(job: Job, entry: &JobEntry, before: Progress, returned: Option<u32>, now: Timestamp) -> Step {
     let counted = Progress {
         returned: returned.unwrap_or(before.returned),
         ..before.clone()
@@ -416,7 +416,7 @@ fn counted(job: Job, entry: &Entry, before: Progress, returned: Option<u32>, now
     Step {
         outcomes: entry.outcomes(before.next / CHUNK),
         tried: Vec::new(),
-        brake: brake(&job, &counted),
+        auto_pause: auto_pause(&job, &counted),
         problem: String::new(),
         returned,
         is_observation: false,
@@ -427,12 +427,12 @@ fn counted(job: Job, entry: &Entry, before: Progress, returned: Option<u32>, now
 }
 
 /// The edit of a job that has one. A dead letter that is to be edited is never redriven as it is.
-fn edit_of(job: &Job, entry: &Entry) -> Result<Option<Edit>, Problem> {
+fn edit_of(job: &Job, entry: &JobEntry) -> Result<Option<Edit>, StepError> {
     if !job.is_edit() {
         return Ok(None);
     }
-    let edit = entry.edit().map_err(|_| Problem::Plan)?;
-    edit.map(Some).ok_or(Problem::Plan)
+    let edit = entry.edit().map_err(|_| StepError::Plan)?;
+    edit.map(Some).ok_or(StepError::Plan)
 }
 
 fn boxed(step: Step) -> Option<Answer> {

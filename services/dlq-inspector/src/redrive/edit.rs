@@ -1,7 +1,8 @@
 //! How the record of a dead letter is edited before it is redriven. No IO.
 //!
-//! An edit names what differs from the record in the dead-letter topic. The rest is read from Kafka when the record is written, so that an edit never
-//! contains what its author has not seen. Nobody edits from whom something of the dead letter is masked: results of edits could be compared.
+//! An edit names what differs from the record in the dead-letter topic. The rest is read from Kafka when the
+//! record is written, so that an edit never contains what its author has not seen. A caller for whom the dead
+//! letter is masked may not edit it: results of edits could be compared.
 
 use bytes::Bytes;
 use redeliver_core::failure::bounded_text;

@@ -20,7 +20,7 @@ use tracing::{Span, info_span};
 
 use super::decider::{Answer, Request};
 use super::job::{self, Job, Outcome, Progress};
-use super::jobs::{Entry, Jobs};
+use super::jobs::{JobEntry, Jobs};
 use super::pace::{self, Memory, Next, Take};
 use super::removal::{self, Removals};
 use super::step::{Step, Written};
@@ -35,8 +35,7 @@ const OBSERVE_AGAIN: Duration = Duration::from_secs(1);
 /// After this many failures in a row, a job says that its steps cannot be written.
 const SHOWN_FAILURES: u32 = 2;
 /// The problem of a job whose steps cannot be written for a reason that is not known.
-const UNWRITTEN: &str =
-    "its steps cannot be written; the log of the inspector that executes redrives says why";
+const UNWRITTEN: &str = "its steps cannot be written; see the log of the redrive leader";
 /// How long a job does not try to write to a topic to which it may not write.
 const DENIED: Duration = Duration::from_secs(30);
 
@@ -59,7 +58,7 @@ pub(crate) struct Executor {
     completed: Vec<(AssignmentId, i64)>,
     ready: Option<Step>,
     writing: Option<Writing>,
-    /// Entries of the ledger that nobody needs any more.
+    /// Entries of the ledger that are no longer needed.
     removals: Removals,
     /// Whether the last request is about them.
     is_asked_for_gone: bool,
@@ -203,7 +202,7 @@ impl Executor {
             self.is_asked = false;
             match answer {
                 Answer::Loaded(jobs, end) => {
-                    tracing::info!("this inspector executes redrives now");
+                    tracing::info!("became redrive leader");
                     self.jobs = Some(jobs);
                     self.loaded_to = end;
                     self.log = LogThrottle::default();
@@ -225,7 +224,7 @@ impl Executor {
                 }
                 Answer::Failed(reason) => {
                     if self.log.should_log() {
-                        tracing::warn!(reason, id = self.last, "a redrive cannot go on now; retrying");
+                        tracing::warn!(reason, id = self.last, "redrive cannot continue; retrying");
                     }
                     if self.jobs.is_some() {
                         let id = self.last.clone();
@@ -276,7 +275,7 @@ impl Executor {
         true
     }
 
-    /// Writes a step with a batch, to which nothing else is added after it.
+    /// Writes a step as the end of a batch.
     fn put(&mut self, step: Step, batch: &mut TransactionBatch) {
         let mut written = step.written(&self.topic, &self.audit);
         let span = redrive_span(&step.job.spec().id, &written.outputs[..written.tried.len()]);
@@ -437,7 +436,7 @@ fn count(step: &Step) -> u32 {
 struct Turn {
     id: String,
     job: Box<Job>,
-    entry: Arc<Entry>,
+    entry: Arc<JobEntry>,
     /// What to try; `None`: count what has come back.
     take: Option<Take>,
 }
@@ -479,7 +478,7 @@ fn next_turn(
         let turn = Turn {
             id: id.to_owned(),
             job: Box::new(job),
-            entry: Arc::<Entry>::clone(entry),
+            entry: Arc::<JobEntry>::clone(entry),
             take,
         };
         return (Some(turn), None);
@@ -535,7 +534,7 @@ impl Processor for Executor {
         let Some(step) = self.ready.take() else {
             return;
         };
-        // Somebody has paused or cancelled the job, for example.
+        // The job was paused or cancelled, for example.
         if !self.is_wanted(&step) {
             self.look_at = Some(now);
             return;
@@ -554,7 +553,7 @@ impl Processor for Executor {
             tracing::warn!(
                 reason,
                 records = refused.len(),
-                "a topic refuses records of a redrive"
+                "topic refused records of a redrive"
             );
         }
         if self.give_up(refused, Outcome::Failed, batch) {
@@ -577,7 +576,11 @@ impl Processor for Executor {
         }
         if self.log.should_log() {
             let reason = denied.first().map(|denied| &*denied.failure.message);
-            tracing::warn!(reason, records = denied.len(), "records are not redriven");
+            tracing::warn!(
+                reason,
+                records = denied.len(),
+                "destination denied; records not redriven"
+            );
         }
         let Some(writing) = &self.writing else {
             return false;
@@ -653,8 +656,8 @@ impl Processor for Executor {
         let memory = self.memory.entry(id.clone()).or_default();
         memory.succeeded();
         memory.not_before = pace::not_before(&step.job, taken, now);
-        if let Some(brake) = &step.brake {
-            tracing::warn!(id, brake, "the brake has paused a redrive");
+        if let Some(reason) = &step.auto_pause {
+            tracing::warn!(id, reason, "redrive auto-paused");
         }
         let (before, after) = (&step.before, &written.progress);
         for (outcome, count) in [
@@ -671,7 +674,7 @@ impl Processor for Executor {
                 failed = after.failed,
                 skipped = after.skipped,
                 returned = after.returned,
-                "a redrive has ended"
+                "redrive ended"
             );
         }
     }

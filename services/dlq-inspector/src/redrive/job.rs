@@ -72,7 +72,7 @@ impl Kind {
 pub struct TargetOptions {
     /// The destination; empty: that of each dead letter.
     pub destination: String,
-    /// Whether to redrive what was redriven often.
+    /// Whether to redrive records that were redriven often.
     pub force: bool,
 }
 
@@ -117,7 +117,7 @@ pub struct Job {
 /// Why a value cannot be read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum InvalidValue {
-    /// It is no message of its kind.
+    /// It is not a message of its kind.
     #[error("cannot be read")]
     Malformed,
     /// A newer version has written it.
@@ -206,9 +206,9 @@ impl Job {
         self.spec().start_at.as_ref().and_then(from_timestamp)
     }
 
-    /// Whether the brake can act. Without it, a job does not depend on what comes back.
+    /// Whether it can be auto-paused. Otherwise, a job does not depend on what comes back.
     #[must_use]
-    pub fn has_brake(&self) -> bool {
+    pub fn has_auto_pause(&self) -> bool {
         self.kind == Kind::Redrive && self.spec().max_returned_share < 1.0
     }
 
@@ -307,15 +307,15 @@ pub fn state(job: &Job, progress: &Progress) -> RedriveState {
         };
     }
     match job.wanted {
-        RedriveState::Running if is_braked(job, progress) => RedriveState::Paused,
+        RedriveState::Running if is_auto_paused(job, progress) => RedriveState::Paused,
         wanted => wanted,
     }
 }
 
-/// Whether the brake has paused the current run of a job.
+/// Whether the current run of a job was auto-paused.
 #[must_use]
-pub fn is_braked(job: &Job, progress: &Progress) -> bool {
-    progress.braked_run != 0 && progress.braked_run == job.record.run
+pub fn is_auto_paused(job: &Job, progress: &Progress) -> bool {
+    progress.auto_paused_run != 0 && progress.auto_paused_run == job.record.run
 }
 
 /// Whether nothing will happen to a job in this state any more.
@@ -499,14 +499,14 @@ pub(crate) mod tests {
         ] {
             assert_eq!(state(&job(2, wanted), &ended), wanted);
         }
-        let braked = Progress {
-            braked_run: 1,
+        let paused = Progress {
+            auto_paused_run: 1,
             ..progress(&[done])
         };
         let mut job = job(2, RedriveState::Running);
-        assert_eq!(state(&job, &braked), RedriveState::Paused);
-        // Somebody has resumed it.
+        assert_eq!(state(&job, &paused), RedriveState::Paused);
+        // It was resumed.
         job.record.run = 2;
-        assert_eq!(state(&job, &braked), RedriveState::Running);
+        assert_eq!(state(&job, &paused), RedriveState::Running);
     }
 }

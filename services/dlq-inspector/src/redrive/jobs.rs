@@ -20,20 +20,20 @@ pub struct Jobs {
     /// The jobs alone.
     pub table: Table<Job>,
     /// Those that can be read, and what else is known of a job.
-    entries: BTreeMap<String, Arc<Entry>>,
+    entries: BTreeMap<String, Arc<JobEntry>>,
 }
 
 /// What is known of a job. The encoded values take less memory than the decoded ones.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Entry {
+pub struct JobEntry {
     job: Option<Arc<Job>>,
     progress: Option<Bytes>,
     plan: BTreeMap<u32, Bytes>,
     outcomes: BTreeMap<u32, Bytes>,
 }
 
-/// Why a value is not, or not completely, obeyed.
-pub type Problem = redeliver_store::Problem<Job>;
+/// Why a value is not, or only partially, applied.
+pub type JobProblem = redeliver_store::DocumentProblem<Job>;
 
 /// What a key names beside the job.
 enum Part {
@@ -83,12 +83,12 @@ pub fn plan_key(id: &str, chunk: u32) -> String {
 impl Jobs {
     /// What is known of a job; `None` if it does not exist or cannot be read.
     #[must_use]
-    pub fn get(&self, id: &str) -> Option<&Arc<Entry>> {
+    pub fn get(&self, id: &str) -> Option<&Arc<JobEntry>> {
         self.entries.get(id).filter(|entry| entry.job.is_some())
     }
 
     /// All jobs that can be read, oldest first.
-    pub fn iter(&self) -> impl DoubleEndedIterator<Item = (&str, &Arc<Entry>, Job)> {
+    pub fn iter(&self) -> impl DoubleEndedIterator<Item = (&str, &Arc<JobEntry>, Job)> {
         let entries = self.entries.iter();
         entries.filter_map(|(id, entry)| Some((id.as_str(), entry, entry.job()?)))
     }
@@ -134,16 +134,16 @@ impl Jobs {
     }
 
     /// An entry without anything is removed.
-    fn update(&mut self, id: &str, update: impl FnOnce(&mut Entry)) {
+    fn update(&mut self, id: &str, update: impl FnOnce(&mut JobEntry)) {
         let entry = Arc::make_mut(self.entries.entry(id.to_owned()).or_default());
         update(entry);
-        if *entry == Entry::default() {
+        if *entry == JobEntry::default() {
             self.entries.remove(id);
         }
     }
 }
 
-impl Entry {
+impl JobEntry {
     /// The job; `None` if it cannot be read.
     #[must_use]
     pub fn job(&self) -> Option<Job> {
@@ -156,7 +156,7 @@ impl Entry {
         self.known_progress().unwrap_or_default()
     }
 
-    /// Whether what was written about its progress can be read. Otherwise, nobody knows what was done.
+    /// Whether its recorded progress can be read. Otherwise, its effects are unknown.
     #[must_use]
     pub fn is_progress_known(&self) -> bool {
         self.progress.is_none() || self.known_progress().is_some()
@@ -167,7 +167,7 @@ impl Entry {
         job::is_consistent(&progress).then_some(progress)
     }
 
-    /// Whether nothing is done for it until somebody cancels it, because nobody knows what was done.
+    /// Whether it makes no progress until it is cancelled, because its progress is unknown.
     fn is_stuck(&self) -> bool {
         let is_cancelled = |job: Job| job.wanted == RedriveState::Cancelled;
         !self.is_progress_known() && self.job().is_some_and(|job| !is_cancelled(job))
@@ -180,7 +180,7 @@ impl Entry {
             Some(job) if self.is_stuck() => {
                 let key = progress_key(&job.spec().id);
                 format!(
-                    "its record `{key}` cannot be read, so what was done is unknown; cancel it, and plan it again"
+                    "its record `{key}` cannot be read, so its effects are unknown; cancel it, and plan it again"
                 )
             }
             Some(job) => {
@@ -294,7 +294,7 @@ impl State for Jobs {
 
     const TOPIC: &'static str = "topic of redrives";
     const NAME: &'static str = "dlq_redrives";
-    // Nobody has planned anything then.
+    // Without it, there are no jobs.
     const IS_OPTIONAL: bool = true;
 
     fn table(&self) -> &Table<Job> {
@@ -322,10 +322,10 @@ impl State for Jobs {
         });
     }
 
-    fn problems(&self) -> BTreeMap<String, Problem> {
+    fn problems(&self) -> BTreeMap<String, JobProblem> {
         let mut problems = self.table.document_problems();
         let stuck = self.entries.iter().filter(|(_, entry)| entry.is_stuck());
-        let malformed = Problem::Unreadable(InvalidValue::Malformed);
+        let malformed = JobProblem::Unreadable(InvalidValue::Malformed);
         problems.extend(stuck.map(|(id, _)| (progress_key(id), malformed.clone())));
         problems
     }
@@ -493,9 +493,9 @@ pub(crate) mod tests {
             next: 2,
             ..v1::RedriveProgress::default()
         };
-        let broken = Entry {
+        let broken = JobEntry {
             progress: Some(progress.encode_to_vec().into()),
-            ..Entry::default()
+            ..JobEntry::default()
         };
         assert!(!broken.is_progress_known());
     }

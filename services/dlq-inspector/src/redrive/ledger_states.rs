@@ -146,7 +146,7 @@ impl LedgerStates {
 mod tests {
     use super::super::job::tests::item;
     use super::*;
-    use crate::ledger::Entry as LedgerEntry;
+    use crate::ledger::LedgerEntry;
 
     fn update(offset: i64, state: Option<State>, content: Option<ContentHash>, version: Version) -> Update {
         Update {
@@ -249,7 +249,7 @@ mod tests {
         assert!(removable(&mut states, 100).is_empty());
         assert_eq!(states.entries.len(), 1);
         states.apply(update(1, None, None, at(0, 3, 1_000)));
-        // The dead letter is opened by somebody, and is not gone.
+        // The dead letter is restored, and is not gone.
         states.apply(update(10, None, None, at(0, 4, 1)));
         assert!(removable(&mut states, 100).is_empty());
         assert_eq!(states.entries.len(), 1);

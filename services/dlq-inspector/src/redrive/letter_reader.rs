@@ -35,10 +35,10 @@ impl LetterReader {
         (self.lookup, self.origins) = (None, None);
     }
 
-    /// Nobody asks for anything.
-    pub(super) fn rest(&mut self) {
+    /// No job asks for records.
+    pub(super) fn stop_fetching(&mut self) {
         if let Some(lookup) = &mut self.lookup
-            && lookup.rest().is_err()
+            && lookup.stop_fetching().is_err()
         {
             self.lookup = None;
         }

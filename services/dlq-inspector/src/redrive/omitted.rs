@@ -1,7 +1,8 @@
 //! Dead letters whose payload was left out, because their topic refused it: the record is still where it entered the pipeline, as long as that topic
 //! retains it. No IO.
 //!
-//! The dead letter has a hash of what was left out, so that no other record is taken for it, whatever its headers say.
+//! The dead letter has a hash of the omitted parts, so that no other record is taken for it, whatever its
+//! headers say.
 
 use bytes::Bytes;
 use redeliver_core::content::payload_hash;
@@ -9,7 +10,7 @@ use redeliver_core::headers::{PAYLOAD_OMITTED, PAYLOAD_OMITTED_HASH};
 use redeliver_core::kept::is_of_user;
 use redeliver_core::{Headers, Record};
 
-/// The dead letter with what was left out, from the record at its origin; `None` if that is another record.
+/// The dead letter with its omitted parts, from the record at its origin; `None` if that is another record.
 #[must_use]
 pub fn restored(letter: &Record, original: &Record) -> Option<Record> {
     let expected = letter.headers.last(PAYLOAD_OMITTED_HASH)?;

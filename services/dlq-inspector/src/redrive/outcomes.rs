@@ -70,7 +70,7 @@ impl Outcomes {
         self.items.iter().map(|item| item.outcome).collect()
     }
 
-    /// Where the record of an item was written; `None` if nothing was, or if nobody knows.
+    /// Where the record of an item was written; `None` if nothing was, or if that is unknown.
     #[must_use]
     pub fn written(&self, index: usize) -> Option<Position> {
         let item = self.items.get(index)?;

@@ -1,4 +1,4 @@
-//! What the executor does next with a job: take items, wait, or brake. No IO.
+//! What the executor does next with a job: take items, wait, or auto-pause it. No IO.
 //!
 //! A redrive begins with a few records. After each batch, and at the end, the executor waits for a while, and until none of them waits for an attempt, and counts
 //! how many have come back. Items that are skipped or fail end no batch, because nothing can come back from them.
@@ -38,7 +38,7 @@ pub enum Next {
     Observe,
     /// Nothing before this time.
     Wait(Timestamp),
-    /// Nothing, until somebody changes the job.
+    /// Nothing, until the job is changed.
     Nothing,
 }
 
@@ -126,9 +126,9 @@ fn batch_end(job: &Job, progress: &Progress) -> Option<u32> {
     ends.find(|end| *end > batched(progress))
 }
 
-/// Without a brake, nothing depends on the first records.
+/// Without auto-pause, nothing depends on the first records.
 fn has_batches(job: &Job) -> bool {
-    job.has_brake() && !job.spec().all_at_once
+    job.has_auto_pause() && !job.spec().all_at_once
 }
 
 /// Whether nothing more is tried before it was counted what has come back.
@@ -140,7 +140,7 @@ fn is_observed_now(job: &Job, progress: &Progress) -> bool {
 /// Until when a running job waits, because its start is delayed or its records are observed.
 #[must_use]
 pub fn waits_until(job: &Job, progress: &Progress, now: Timestamp) -> Option<Timestamp> {
-    // Also if it took its first items while it was postponed.
+    // This includes items that it took while it was postponed.
     if let Some(start) = job.start_at().filter(|start| *start > now) {
         return Some(start);
     }
@@ -170,14 +170,14 @@ pub fn not_before(job: &Job, taken: u32, now: Timestamp) -> Option<Timestamp> {
     Some(now.after(Duration::from_millis(pause)))
 }
 
-/// Why the brake pauses a job; `None` if it does not.
+/// Why a job is auto-paused; `None` if it is not.
 #[must_use]
-pub fn brake(job: &Job, progress: &Progress) -> Option<String> {
-    let done = progress.done.saturating_sub(progress.braked_done);
-    let returned = progress.returned.saturating_sub(progress.braked_returned);
+pub fn auto_pause(job: &Job, progress: &Progress) -> Option<String> {
+    let done = progress.done.saturating_sub(progress.auto_paused_done);
+    let returned = progress.returned.saturating_sub(progress.auto_paused_returned);
     let bound = job.spec().max_returned_share;
     // Once everything was tried, there is nothing to pause.
-    let is_over = job.has_brake()
+    let is_over = job.has_auto_pause()
         && progress.next < job.spec().total
         && done >= MIN_DONE
         && f64::from(returned) > bound * f64::from(done);
@@ -255,7 +255,7 @@ mod tests {
     }
 
     #[test]
-    fn without_brake_only_end_is_observed() {
+    fn without_auto_pause_only_end_is_observed() {
         let job = with(&observing(5_200), |spec| spec.max_returned_share = 1.0);
         let next = |progress: &Progress| super::next(&job, progress, Memory::default(), at(31_000));
         assert_eq!(next(&Progress::default()), take(0..4_000, u32::MAX));
@@ -369,24 +369,24 @@ mod tests {
     }
 
     #[test]
-    fn brake_counts_since_it_last_acted() {
+    fn auto_pause_counts_since_last_one() {
         let job = job(1_000, RedriveState::Running);
-        let brake = |done, returned, (braked_done, braked_returned)| {
+        let pauses = |done, returned, (auto_paused_done, auto_paused_returned)| {
             let progress = Progress {
                 next: done,
                 done,
                 returned,
-                braked_done,
-                braked_returned,
+                auto_paused_done,
+                auto_paused_returned,
                 ..Progress::default()
             };
-            brake(&job, &progress).is_some()
+            auto_pause(&job, &progress).is_some()
         };
-        assert!(!brake(9, 9, (0, 0)) && !brake(10, 2, (0, 0)) && brake(10, 3, (0, 0)));
-        assert!(!brake(19, 12, (10, 3)) && !brake(30, 7, (10, 3)) && brake(30, 8, (10, 3)));
+        assert!(!pauses(9, 9, (0, 0)) && !pauses(10, 2, (0, 0)) && pauses(10, 3, (0, 0)));
+        assert!(!pauses(19, 12, (10, 3)) && !pauses(30, 7, (10, 3)) && pauses(30, 8, (10, 3)));
         let never = with(&job, |spec| spec.max_returned_share = 1.0);
         assert_eq!(
-            super::brake(
+            super::auto_pause(
                 &never,
                 &Progress {
                     done: 10,

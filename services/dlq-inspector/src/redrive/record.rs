@@ -30,7 +30,7 @@ pub struct Destinations {
     others: Vec<String>,
     /// Topics that are never a destination, as patterns: their records have a form of their own.
     excluded: Vec<String>,
-    /// Topics with dead letters, as patterns. Nobody processes what is written there.
+    /// Topics with dead letters, as patterns. Records that are written there are not processed.
     dead_letters: Vec<String>,
     max_count: u32,
 }
@@ -142,7 +142,8 @@ impl Destinations {
         self.readers(of).map(|(topic, _)| topic)
     }
 
-    /// How long the retries of a record can take that is written to one of these topics: until then, nobody knows whether it comes back.
+    /// How long the retries of a record can take that is written to one of these topics: until then, it is
+    /// unknown whether it comes back.
     #[must_use]
     pub fn retries_take(&self, of: &[&str]) -> HumanDuration {
         let longest = self.readers(of).map(|(_, own)| own.retries_take).max();
@@ -169,8 +170,9 @@ impl Destinations {
         self.pipelines.get(topic).filter(|own| own.is_of(headers))
     }
 
-    /// Where the record is whose payload was left out of a dead letter; `None` if nothing was left out, or nobody could recognise the record. Headers choose no
-    /// other topic than the source of the pipeline, so that they make nobody read and write the records of another one.
+    /// Where the record is whose payload was left out of a dead letter; `None` if nothing was left out, or
+    /// the record could not be recognised. Headers choose no other topic than the source of the pipeline, so
+    /// that they cannot make the inspector copy records of another one.
     #[must_use]
     pub fn original(&self, topic: &str, headers: &Headers) -> Option<Position> {
         let omitted = headers.last(headers::PAYLOAD_OMITTED)?;

@@ -11,8 +11,8 @@ use crate::ledger;
 pub(crate) const LIMIT: usize = 1_000;
 /// The time between two of them.
 const PAUSE: Duration = Duration::from_secs(1);
-/// How long steps of jobs go first.
-const PATIENCE: Duration = Duration::from_secs(10);
+/// How long steps of jobs take precedence.
+const MAX_WAIT: Duration = Duration::from_secs(10);
 /// The time between two looks if there was nothing to remove, at least and at most.
 const IDLE: [Duration; 2] = [Duration::from_secs(1), Duration::from_secs(60)];
 /// The time before the next attempt after a failure. What is not removed does no harm.
@@ -62,7 +62,7 @@ impl Removals {
         };
         let look_at = *self.look_at.get_or_insert_with(|| now.after(idle(after)));
         let look_at = if has_turn {
-            look_at.after(PATIENCE)
+            look_at.after(MAX_WAIT)
         } else {
             look_at
         };
@@ -93,7 +93,7 @@ impl Removals {
         self.look_at = Some(now.after(RETRY));
     }
 
-    /// Nothing of what was found is written: the lane stops.
+    /// None of the found entries is removed: the lane stops.
     pub(crate) fn drop_ready(&mut self) {
         self.ready.clear();
     }

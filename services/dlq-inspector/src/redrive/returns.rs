@@ -10,7 +10,7 @@ use redeliver_kafka::reader::ReadError;
 use redeliver_proto::v1;
 
 use super::job::{Job, Kind, Progress};
-use super::jobs::Entry;
+use super::jobs::JobEntry;
 use super::record::Destinations;
 use crate::completeness::MAX_AGE;
 use crate::filter::{Expr, Restriction, TextTest};
@@ -25,14 +25,14 @@ const SCAN_TIMEOUT: Duration = Duration::from_secs(20);
 
 /// Why it is not known how many have come back.
 #[derive(Debug, thiserror::Error)]
-pub(super) enum Problem {
+pub(super) enum StepError {
     #[error("reading Kafka")]
     Kafka(#[from] ReadError),
     #[error("reading the index")]
     Index(#[from] index::ReadError),
     #[error("the index lacks what may have come back{}", in_topic(.0.as_deref()))]
     Incomplete(Option<Arc<str>>),
-    #[error("{0} redriven records still wait for an attempt, so that nobody knows whether they come back")]
+    #[error("{0} redriven records still wait for an attempt, so it is unknown whether they come back")]
     Waiting(u64),
 }
 
@@ -86,7 +86,7 @@ impl Returns {
         job: &Job,
         before: &Progress,
         now: Timestamp,
-    ) -> Result<Option<u32>, Problem> {
+    ) -> Result<Option<u32>, StepError> {
         if job.kind != Kind::Redrive || before.done == 0 {
             return Ok(None);
         }
@@ -100,8 +100,8 @@ impl Returns {
         let max_age = i64::try_from(MAX_AGE.as_millis()).unwrap_or(i64::MAX);
         let recent = Timestamp::from_millis(now.as_millis().saturating_sub(max_age));
         let count = match self.count(job, recent, now) {
-            // There is no brake.
-            Err(Problem::Incomplete(_)) if !job.has_brake() => return Ok(None),
+            // There is no auto_pause.
+            Err(StepError::Incomplete(_)) if !job.has_auto_pause() => return Ok(None),
             count => count?,
         };
         self.counted = Some((id.clone(), count, Instant::now()));
@@ -112,10 +112,10 @@ impl Returns {
     pub(super) fn settled_at(
         &mut self,
         job: &Job,
-        entry: &Entry,
+        entry: &JobEntry,
         done: u32,
         now: Timestamp,
-    ) -> Result<Timestamp, Problem> {
+    ) -> Result<Timestamp, StepError> {
         let id = &job.spec().id;
         if let Some((of, at)) = self.settled.get(id)
             && *of == done
@@ -124,14 +124,14 @@ impl Returns {
         }
         let waiting = self.scans.redriven(job, &entry.written(), SCAN_TIMEOUT)?;
         if waiting > 0 {
-            return Err(Problem::Waiting(waiting));
+            return Err(StepError::Waiting(waiting));
         }
         self.settled.insert(id.clone(), (done, now));
         Ok(now)
     }
 
     /// How many records of a job have come back, at least those that had at a time.
-    pub(super) fn count(&self, job: &Job, at: Timestamp, now: Timestamp) -> Result<u32, Problem> {
+    pub(super) fn count(&self, job: &Job, at: Timestamp, now: Timestamp) -> Result<u32, StepError> {
         let id = &job.spec().id;
         let topics = returning_to(job.spec(), &self.destinations);
         let completeness = self.shared.completeness();
@@ -139,7 +139,7 @@ impl Returns {
             .pool
             .read_blocking(|connection| count_returned(connection, id, &topics, now))?;
         let completeness = completeness.and(&self.shared.completeness());
-        completeness.check(&topics, at).map_err(Problem::Incomplete)?;
+        completeness.check(&topics, at).map_err(StepError::Incomplete)?;
         Ok(count)
     }
 }

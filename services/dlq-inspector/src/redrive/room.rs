@@ -6,7 +6,7 @@ use redeliver_core::Timestamp;
 use redeliver_proto::v1;
 
 use super::job::{self, Job};
-use super::jobs::{Entry, Jobs};
+use super::jobs::{JobEntry, Jobs};
 use super::refusal::RefusedChange;
 
 /// The maximum number of jobs.
@@ -66,7 +66,7 @@ pub fn make(jobs: &Jobs, new: New, now: Timestamp) -> Result<Vec<String>, Refuse
     Ok(keys)
 }
 
-fn has_ended(entry: &Entry, job: &Job, age: Duration) -> bool {
+fn has_ended(entry: &JobEntry, job: &Job, age: Duration) -> bool {
     match job::state(job, &entry.progress()) {
         v1::RedriveState::Planned => age > PLAN_KEPT,
         state => job::has_ended(state),

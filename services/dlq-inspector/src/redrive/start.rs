@@ -34,8 +34,8 @@ use crate::waiting::scans::Scans;
 const LANE: &str = "dlq-redrive";
 /// The capacity of the queues between the lane and the decider. There is one request at a time, and those of previous assignments.
 const REQUESTS: usize = 8;
-/// How often to look whether the topic exists.
-const LOOK: Duration = Duration::from_secs(1);
+/// The interval of the check whether the topic exists.
+const POLL_INTERVAL: Duration = Duration::from_secs(1);
 /// Time between two updates of the gauges.
 const INTERVAL: Duration = Duration::from_secs(5);
 
@@ -125,7 +125,7 @@ pub(crate) fn execute(
     host.tasks.spawn("dlq-redrive-start", async move {
         while !matches!(starter.topic_watch().state(&topic), TopicState::Exists { .. }) {
             tokio::select! {
-                () = tokio::time::sleep(LOOK) => {}
+                () = tokio::time::sleep(POLL_INTERVAL) => {}
                 () = stop.cancelled() => return Ok(()),
             }
         }
@@ -159,14 +159,14 @@ pub(crate) async fn count(
 }
 
 /// The states in metrics.
-const STATES: [&str; 4] = ["planned", "running", "paused", "braked"];
+const STATES: [&str; 4] = ["planned", "running", "paused", "auto_paused"];
 
 /// The state of a job in metrics; empty if it has ended.
 fn shown(job: &Job, progress: &Progress) -> &'static str {
     match job::state(job, progress) {
         v1::RedriveState::Planned => "planned",
         v1::RedriveState::Running => "running",
-        v1::RedriveState::Paused if job::is_braked(job, progress) => "braked",
+        v1::RedriveState::Paused if job::is_auto_paused(job, progress) => "auto_paused",
         v1::RedriveState::Paused => "paused",
         _ => "",
     }

@@ -6,7 +6,7 @@ use redeliver_core::failure::bounded_text;
 use redeliver_core::{Headers, Output, Record, Timestamp, mutant};
 use redeliver_proto::convert::to_timestamp;
 use redeliver_proto::{Message as _, v1};
-use redeliver_service::audit::{Action, AuditLog, Entry as AuditEntry, MAX_IDS};
+use redeliver_service::audit::{Action, AuditEntry, AuditLog, MAX_IDS};
 
 use super::edit::Edit;
 use super::job::{self, Item, Job, Kind, Outcome, Progress};
@@ -152,8 +152,8 @@ pub struct Step {
     pub returned: Option<u32>,
     /// Whether all were known that had come back by the end of the observation.
     pub is_observation: bool,
-    /// Why the brake pauses the job.
-    pub brake: Option<String>,
+    /// Why the job is auto-paused.
+    pub auto_pause: Option<String>,
     /// Why nothing was tried; empty if nothing is wrong.
     pub problem: String,
     /// When it was decided.
@@ -184,17 +184,17 @@ impl Step {
             tried: Vec::new(),
             returned: None,
             is_observation: false,
-            brake: None,
+            auto_pause: None,
             problem: bounded_text(problem, MAX_PROBLEM),
             now,
         }
     }
 
-    /// Pauses the job, because nobody knows in time what comes back. Once it is resumed, it goes on; or it waits again if everything was tried, because it does not
-    /// end before it is known.
+    /// Pauses the job, because it is not known in time what comes back. Once it is resumed, it goes on; or it
+    /// waits again if everything was tried, because it does not end before it is known.
     pub fn give_up_waiting(&mut self, reason: String) {
         self.is_observation = self.before.next < self.job.spec().total;
-        self.brake = Some(reason);
+        self.auto_pause = Some(reason);
     }
 
     /// Ends the step with the last of this many items that are done.
@@ -248,10 +248,10 @@ impl Step {
         if self.is_observation {
             progress.observed = progress.done;
         }
-        if let Some(brake) = &self.brake {
-            progress.braked_run = self.job.record.run;
-            progress.brake.clone_from(brake);
-            (progress.braked_done, progress.braked_returned) = (progress.done, progress.returned);
+        if let Some(auto_pause) = &self.auto_pause {
+            progress.auto_paused_run = self.job.record.run;
+            progress.auto_pause_reason.clone_from(auto_pause);
+            (progress.auto_paused_done, progress.auto_paused_returned) = (progress.done, progress.returned);
         }
         let id = &self.job.spec().id;
         outputs.push(Output {
@@ -291,7 +291,7 @@ impl Step {
             state: (self.job.kind.leaves() as i32),
             time: Some(to_timestamp(self.now)),
             by: spec.created_by.clone(),
-            note: spec.why.clone(),
+            reason: spec.reason.clone(),
             content_hash: tried.item.content.to_vec().into(),
             redrive_id: spec.id.clone(),
             destination: destination.unwrap_or_default(),
@@ -315,7 +315,7 @@ impl Step {
         let edited = &self.job.spec().edited;
         AuditEntry {
             target: self.job.spec().id.clone(),
-            why: self.job.spec().why.clone(),
+            reason: self.job.spec().reason.clone(),
             details: if edited.is_empty() {
                 String::new()
             } else {
@@ -690,8 +690,8 @@ mod tests {
             step.give_up_waiting("3 wait".to_owned());
             let progress = step.written(&"redrives".into(), &audit).progress;
             assert_eq!(job::state(&step.job, &progress), v1::RedriveState::Paused);
-            assert_eq!(progress.brake, "3 wait");
-            // Somebody resumes it.
+            assert_eq!(progress.auto_pause_reason, "3 wait");
+            // It is resumed.
             step.job.record.run += 1;
             let next = match pace::next(&step.job, &progress, pace::Memory::default(), NOW) {
                 pace::Next::Take(_) => "takes more",
@@ -703,7 +703,7 @@ mod tests {
     }
 
     #[test]
-    fn a_brake_is_of_one_run() {
+    fn auto_pause_is_of_one_run() {
         let before = Progress {
             next: 10,
             done: 10,
@@ -712,7 +712,7 @@ mod tests {
         let step = Step {
             returned: Some(5),
             is_observation: true,
-            brake: Some("too many".to_owned()),
+            auto_pause: Some("too many".to_owned()),
             ..Step::of_problem(job(500, RedriveState::Running), before, "", NOW)
         };
         let audit = AuditLog::new(&Config::default(), "dlq-inspector");
@@ -724,10 +724,10 @@ mod tests {
                 next: 10,
                 done: 10,
                 returned: 5,
-                braked_run: 1,
-                brake: "too many".to_owned(),
-                braked_done: 10,
-                braked_returned: 5,
+                auto_paused_run: 1,
+                auto_pause_reason: "too many".to_owned(),
+                auto_paused_done: 10,
+                auto_paused_returned: 5,
                 observed: 10,
                 ..Progress::default()
             }

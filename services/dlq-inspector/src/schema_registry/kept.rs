@@ -79,7 +79,7 @@ impl Kept {
             return Known::Found(entry.found.clone());
         }
         if let Some(pending) = self.pending.get(&id)
-            // Otherwise, whoever fetched it has ended without a result.
+            // Otherwise, its fetch has ended without a result.
             && pending.has_changed().is_ok()
         {
             return Known::Pending(pending.clone());
@@ -260,7 +260,7 @@ mod tests {
         sender.send_replace(Some(schema(1)));
         assert!(waiting.wait_for(Option::is_some).await.is_ok());
         assert!(matches!(kept.get(1, now), Known::Found(Ok(_))));
-        // Whoever fetches has failed.
+        // The fetch has failed.
         drop(kept.get(2, now));
         assert!(matches!(kept.get(2, now), Known::Unknown(..)));
         // A limited number.

@@ -1,11 +1,11 @@
-//! What was done with a dead letter, from its entry in the ledger.
+//! The decision about a dead letter, from its entry in the ledger.
 
 use std::collections::HashMap;
 
 use redeliver_core::failure::{MESSAGE_LIMIT, bounded_text};
 use redeliver_core::{Position, Record, Timestamp};
 
-use crate::ledger::{self, Entry, State, Version};
+use crate::ledger::{self, LedgerEntry, State, Version};
 use crate::letter::ContentHash;
 
 /// The maximum length of names in answers, in bytes: those of callers may contain an issuer.
@@ -17,12 +17,12 @@ pub(crate) struct Decision {
     pub(crate) state: State,
     pub(crate) time: Option<Timestamp>,
     pub(crate) by: String,
-    pub(crate) why: String,
+    pub(crate) reason: String,
     /// The job that has written it; empty if it was none.
     pub(crate) redrive_id: String,
     /// The topic to which the record was written; empty if that is not known.
     pub(crate) destination: String,
-    /// What was edited in it.
+    /// Its edited parts.
     pub(crate) edited: Vec<String>,
 }
 
@@ -56,7 +56,9 @@ impl Decisions {
             Some(value) => {
                 let names = [&value.redrive_id, &value.destination].map(|name| bounded_text(name, MAX_NAME));
                 let edited = edited(&value.edited);
-                let Ok(entry) = Entry::read(value) else { return };
+                let Ok(entry) = LedgerEntry::read(value) else {
+                    return;
+                };
                 // An entry of another record at this position replaces the previous one, and says nothing about this record.
                 let written = (entry.content.as_ref(), record.timestamp);
                 let applies = ledger::applies(written, (content, *dead_at));
@@ -86,12 +88,12 @@ fn edited(names: &[String]) -> Vec<String> {
     parts.map(|part| (*part).to_owned()).collect()
 }
 
-fn decision(entry: &Entry, [redrive_id, destination]: [String; 2], edited: Vec<String>) -> Decision {
+fn decision(entry: &LedgerEntry, [redrive_id, destination]: [String; 2], edited: Vec<String>) -> Decision {
     Decision {
         state: entry.state,
         time: entry.time,
         by: bounded_text(&entry.by, MAX_NAME),
-        why: bounded_text(&entry.note, MESSAGE_LIMIT),
+        reason: bounded_text(&entry.reason, MESSAGE_LIMIT),
         redrive_id,
         destination,
         edited,
@@ -117,7 +119,7 @@ mod tests {
         let value = v1::LedgerEntry {
             state: state as i32,
             by: "ann".to_owned(),
-            note: "n".repeat(10 * MESSAGE_LIMIT),
+            reason: "n".repeat(10 * MESSAGE_LIMIT),
             redrive_id: "0123456789abcdef".to_owned(),
             destination: "p-retry-due".to_owned(),
             content_hash: content.to_vec().into(),
@@ -152,7 +154,7 @@ mod tests {
             (decision.state, &*decision.by, &*decision.destination),
             (State::Redriven, "ann", "p-retry-due")
         );
-        assert!(decision.why.len() <= MESSAGE_LIMIT);
+        assert!(decision.reason.len() <= MESSAGE_LIMIT);
         let discarded = entry(1, State::Discarded, &[]);
         assert_eq!(
             found(&[entry(1, State::Redriven, &[]), discarded.clone()]).map(|decision| decision.state),

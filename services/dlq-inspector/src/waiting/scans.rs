@@ -23,9 +23,11 @@ use redeliver_service::topics;
 use super::Place;
 use super::decision::{Decision, Decisions};
 use super::facts::Visible;
-use super::life::{Copies, Copy, Entered, Life, MAX_COPIES, Spot, life, may_be_in_source};
 use super::limit::ScanLimit;
 use super::tally::{Detail, Filter, Found, Tally};
+use super::timeline::{
+    Copies, Entered, Location, MAX_COPIES, RecordCopy, Timeline, may_be_in_source, timeline,
+};
 use crate::access::Viewer;
 use crate::ledger;
 use crate::letter::content_hash;
@@ -50,7 +52,7 @@ pub(crate) struct Scans {
     pub(crate) limit: ScanLimit,
 }
 
-/// Is told how much was read, and breaks if nobody waits for the rest.
+/// Gets how much was read, and breaks if no caller waits for the rest.
 pub(crate) type OnProgress<'p> = &'p mut dyn FnMut(Progress) -> ControlFlow<()>;
 
 /// Why there is no trace.
@@ -81,7 +83,7 @@ pub(crate) struct Traced {
     pub(crate) pipeline: Arc<str>,
     pub(crate) origin: Position,
     pub(crate) origin_timestamp: Option<Timestamp>,
-    pub(crate) life: Life,
+    pub(crate) timeline: Timeline,
     pub(crate) is_truncated: bool,
     pub(crate) since: Option<Timestamp>,
 }
@@ -459,7 +461,7 @@ impl Search<'_> {
         let (copies, is_truncated) = copies.finish();
         Ok(Traced {
             pipeline: pipeline.name.clone(),
-            life: life(pipeline, &entered, copies, decisions),
+            timeline: timeline(pipeline, &entered, copies, decisions),
             origin: entered.position,
             origin_timestamp: timestamp,
             is_truncated,
@@ -491,7 +493,7 @@ impl Search<'_> {
             offset: self.origin.offset,
         };
         let mut copies = Copies::default();
-        let mut jobs: HashMap<JobId, Copy> = HashMap::new();
+        let mut jobs: HashMap<JobId, RecordCopy> = HashMap::new();
         parts.read(&self.scans.kafka, &topics, |record| {
             let topic = &record.position.topic;
             if *topic == scheduler.state {
@@ -500,14 +502,14 @@ impl Search<'_> {
                 let waiting = long_wait::unwrap(&self.pipeline.name, record);
                 let is_unread = positions.is_unread(&record.position);
                 if let Some(waiting) = waiting.filter(|waiting| self.is_copy(waiting)) {
-                    copies.add(self.copy(Spot::Scheduler, &waiting, is_unread));
+                    copies.add(self.copy(Location::Scheduler, &waiting, is_unread));
                 }
             } else {
                 copies.extend(self.copy_at(record, &origin, positions));
             }
         })?;
         for (_, job) in jobs {
-            copies.add(Copy {
+            copies.add(RecordCopy {
                 is_unread: true,
                 ..job
             });
@@ -516,20 +518,20 @@ impl Search<'_> {
     }
 
     /// A record of a topic of the pipeline, if it is a copy.
-    fn copy_at(&self, record: &Record, origin: &Position, positions: &GroupPositions) -> Option<Copy> {
+    fn copy_at(&self, record: &Record, origin: &Position, positions: &GroupPositions) -> Option<RecordCopy> {
         let role = self.roles.get(&record.position.topic)?;
         if record.position == *origin || !self.is_copy(record) {
             return None;
         }
         let is_read = self.pipeline.reading_group(*role, "").is_some();
         let is_unread = is_read && positions.is_unread(&record.position);
-        Some(self.copy(Spot::Topic(*role), record, is_unread))
+        Some(self.copy(Location::Topic(*role), record, is_unread))
     }
 
-    /// What was done with the dead letters among the copies.
+    /// The decisions about the dead letters among the copies.
     fn decisions(
         &self,
-        copies: &[Copy],
+        copies: &[RecordCopy],
         from_beginning: bool,
         parts: &mut Parts<'_>,
     ) -> Result<HashMap<Position, Decision>, ReadError> {
@@ -551,12 +553,12 @@ impl Search<'_> {
     }
 
     /// A state of a job. Those that are scheduled are in `jobs` until a newer state has ended.
-    fn job(&self, state: &Record, jobs: &mut HashMap<JobId, Copy>, copies: &mut Copies) {
+    fn job(&self, state: &Record, jobs: &mut HashMap<JobId, RecordCopy>, copies: &mut Copies) {
         let Some(id) = job_id(state) else { return };
         let waiting = long_wait::unwrap_state(&self.pipeline.name, state);
         match waiting.filter(|waiting| self.is_copy(waiting)) {
             Some(waiting) => {
-                let copy = self.copy(Spot::Scheduler, &waiting, false);
+                let copy = self.copy(Location::Scheduler, &waiting, false);
                 if jobs.len() < MAX_COPIES || jobs.contains_key(&id) {
                     jobs.insert(id, copy);
                 } else {
@@ -590,12 +592,12 @@ impl Search<'_> {
             })
     }
 
-    fn copy(&self, spot: Spot, record: &Record, is_unread: bool) -> Copy {
+    fn copy(&self, location: Location, record: &Record, is_unread: bool) -> RecordCopy {
         let visible = Visible::of(record, &self.mask);
-        let is_dead = spot == Spot::Topic(TopicRole::DeadLetter);
-        Copy {
+        let is_dead = location == Location::Topic(TopicRole::DeadLetter);
+        RecordCopy {
             content: is_dead.then(|| content_hash(record)),
-            spot,
+            location,
             position: record.position.clone(),
             facts: visible.facts(record, false, self.now),
             message: visible.message(),
@@ -604,7 +606,7 @@ impl Search<'_> {
     }
 }
 
-/// The earliest timestamp of what was written after this time.
+/// The earliest timestamp of records written after this time.
 fn with_slack(time: Timestamp) -> Timestamp {
     Timestamp::from_millis(time.as_millis().saturating_sub(SLACK_MILLIS))
 }

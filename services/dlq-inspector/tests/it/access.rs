@@ -437,7 +437,8 @@ async fn caller_without_scope_gets_no_payloads() {
         );
     }
 
-    // Of one topic, a caller sees payloads; a filter on them, also a negated one, matches nothing elsewhere.
+    // A caller sees payloads of one topic; a filter on payloads, even a negated one, matches nothing
+    // elsewhere.
     let mut client = callers.client(&channel, "some");
     for filter in [
         "headers.tenant : secret",
@@ -487,7 +488,7 @@ async fn group_change_needs_all_its_topics() {
     };
     let change = v1::ChangeGroupRequest {
         id: group.id.clone(),
-        why: "fixed".to_owned(),
+        reason: "fixed".to_owned(),
         expected_revision: None,
     };
     let mut answers = Answers::default();
@@ -500,7 +501,7 @@ async fn group_change_needs_all_its_topics() {
     ] {
         let mute = v1::MuteGroupRequest {
             id: group.id.clone(),
-            why: "known".to_owned(),
+            reason: "known".to_owned(),
             ..v1::MuteGroupRequest::default()
         };
         let note = v1::AnnotateGroupRequest {

@@ -39,7 +39,7 @@ pub(crate) fn allow_all(kafka: &LocalKafka, topics: &[&str]) {
     change_acls(kafka, &change, topics);
 }
 
-/// Adds the rule that nobody may do this with these topics.
+/// Adds a rule that denies this for these topics to all.
 pub(crate) fn deny(kafka: &LocalKafka, operation: &str, topics: &[&str]) {
     let change = [
         "--add",
@@ -147,7 +147,7 @@ async fn answers_name_unreadable_topics() {
     let unavailable = |reason: &str| (Code::Unavailable, reason.to_owned());
     let filtered = list(&mut client, "state = OPEN").await.unwrap_err();
     assert_eq!(refusal(filtered), unavailable("STATES_UNKNOWN"));
-    // Only what was read certainly does not exist.
+    // Only in a topic that was read, a missing dead letter certainly does not exist.
     let unknown = get(&mut client, &format!("{closed}/0/0")).await.unwrap_err();
     assert_eq!(refusal(unknown), unavailable("INDEX_INCOMPLETE"));
     let gone = get(&mut client, &format!("{open}/0/99")).await.unwrap_err();

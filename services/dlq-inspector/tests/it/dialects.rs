@@ -144,7 +144,7 @@ impl World {
         }
     }
 
-    /// Redrives all dead letters, and returns what was written to the source.
+    /// Redrives all dead letters, and returns the records that were written to the source.
     async fn redriven(&self, inspector: &mut Inspector) -> Vec<Record> {
         let all = plan(v1::RedriveKind::Redrive, &format!("topic = \"{}\"", self.dlq));
         let job = done(inspector, all).await;
@@ -355,7 +355,7 @@ async fn dead_letters_of_share_groups() {
             world.are_back(&redriven, |_| Headers::new());
             continue;
         }
-        // What would be redriven is no record.
+        // It does not contain a record to redrive.
         assert!(
             letters
                 .iter()

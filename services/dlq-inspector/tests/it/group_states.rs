@@ -31,7 +31,7 @@ async fn group_ids(client: &mut Client) -> Vec<String> {
 fn change(id: &str) -> v1::ChangeGroupRequest {
     v1::ChangeGroupRequest {
         id: id.to_owned(),
-        why: "test".to_owned(),
+        reason: "test".to_owned(),
         expected_revision: None,
     }
 }
@@ -39,7 +39,7 @@ fn change(id: &str) -> v1::ChangeGroupRequest {
 fn mute(id: &str) -> v1::MuteGroupRequest {
     v1::MuteGroupRequest {
         id: id.to_owned(),
-        why: "known".to_owned(),
+        reason: "known".to_owned(),
         expected_revision: None,
         until: None,
     }
@@ -102,7 +102,10 @@ async fn inspectors_agree_on_regressed_group() {
         (resolved.state(), resolved.revision, resolved.count),
         (GroupState::Resolved, 1, 2)
     );
-    assert_eq!((&*resolved.state_why, &*resolved.state_by), ("test", "anonymous"));
+    assert_eq!(
+        (&*resolved.state_reason, &*resolved.state_by),
+        ("test", "anonymous")
+    );
     // The caller reads its own change.
     assert_eq!(get(&mut one, a).await.unwrap().revision, 1);
     let seen = until_state(&mut other, a, GroupState::Resolved).await;
@@ -110,7 +113,10 @@ async fn inspectors_agree_on_regressed_group() {
 
     // In another partition, and of a muted group, which does not regress.
     let muted = other.mute_group(mute(b)).await.unwrap().into_inner();
-    assert_eq!((muted.state(), &*muted.state_why), (GroupState::Muted, "known"));
+    assert_eq!(
+        (muted.state(), &*muted.state_reason),
+        (GroupState::Muted, "known")
+    );
     env.put(&topic, 1, vec![failed(&env, "a"), failed(&env, "b")])
         .await;
     for client in [&mut one, &mut other] {
@@ -199,7 +205,7 @@ async fn refused_changes_are_not_written() {
     let revised = client.resolve_group(expecting).await.unwrap_err();
     assert!(revised.message().contains("has revision 1"), "{revised:?}");
     let invalid = v1::ChangeGroupRequest {
-        why: "x".repeat(1_001),
+        reason: "x".repeat(1_001),
         ..change(id)
     };
     let past = v1::MuteGroupRequest {
@@ -211,7 +217,7 @@ async fn refused_changes_are_not_written() {
         .await
         .unwrap_err();
     for (refused, expected) in [
-        (client.resolve_group(invalid).await.unwrap_err(), "WHY_INVALID"),
+        (client.resolve_group(invalid).await.unwrap_err(), "REASON_INVALID"),
         (client.mute_group(past).await.unwrap_err(), "UNTIL_INVALID"),
         (unknown, "GROUP_NOT_FOUND"),
         (revised, "GROUP_REVISED"),

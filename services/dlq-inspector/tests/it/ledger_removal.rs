@@ -79,7 +79,7 @@ async fn entries_are_removed_through_kills() {
         assert_eq!(inspector.list("state = OPEN").await.len(), 0);
     }
 
-    // Redrives go on meanwhile, slowly, and whoever executes them is killed.
+    // Redrives go on meanwhile, slowly, and their leader is killed.
     world.put(40).await;
     for inspector in &mut inspectors {
         inspector.until_listed("state = OPEN", 40).await;

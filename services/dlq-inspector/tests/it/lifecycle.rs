@@ -191,7 +191,7 @@ async fn a_full_disk_is_waited_out() {
         env.put(&topic, 0, letters.collect()).await;
     }
     inspector.process.until_ready_but("the disk is full");
-    // What is indexed is served, and is not said to be everything.
+    // Indexed dead letters are served, as an incomplete answer.
     let mut client = inspector.client().await;
     let stats = async |client: &mut Client| {
         let stats = client.get_dead_letter_stats(v1::GetDeadLetterStatsRequest::default());
@@ -234,7 +234,7 @@ async fn recreated_ledger_replaces_the_old_one() {
     for inspector in &mut inspectors {
         inspector.until_listed("state = DISCARDED", 6).await;
     }
-    // Somebody deletes the ledger, and creates it again.
+    // The ledger is deleted, and created again.
     let ledger: Arc<str> = ledger::TOPIC.into();
     delete_topic(&kafka.brokers(), &ledger);
     world.env.recreate_topic(&ledger, 2).await;

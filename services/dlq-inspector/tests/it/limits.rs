@@ -22,7 +22,7 @@ async fn connect_silently(address: SocketAddr, count: usize) -> Vec<TcpStream> {
     for _ in 0..count {
         let mut stream = TcpStream::connect(address).await.unwrap();
         let begun = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0";
-        // A connection that is closed at once is no defect.
+        // A connection that is closed at once is not a defect.
         drop(stream.write_all(begun).await);
         silent.push(stream);
     }

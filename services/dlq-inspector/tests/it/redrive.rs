@@ -225,7 +225,7 @@ pub(crate) fn plan(kind: v1::RedriveKind, filter: &str) -> v1::PlanRedriveReques
         all: filter.is_empty(),
         all_at_once: true,
         observe: Some(observe(0)),
-        why: "fixed".to_owned(),
+        reason: "fixed".to_owned(),
         ..v1::PlanRedriveRequest::default()
     }
 }
@@ -520,8 +520,8 @@ async fn used_request_id_plans_nothing_else() {
 }
 
 #[tokio::test]
-async fn brake_pauses_a_failing_redrive() {
-    let world = World::new("redrive-brake", "").await;
+async fn failing_redrive_is_auto_paused() {
+    let world = World::new("redrive-auto-pause", "").await;
     world.put(40).await;
     let later = world.env.create_topic("later", 1).await;
     world.env.put(&later, 0, vec![dead("k", "v", &[])]).await;
@@ -540,7 +540,11 @@ async fn brake_pauses_a_failing_redrive() {
     world.env.put(&later, 0, died(&first[5..])).await;
     let paused = until(&mut inspector, &job.id, &[v1::RedriveState::Paused]).await;
     assert_eq!((paused.done, paused.returned, paused.pending), (10, 5, 30));
-    assert!(paused.brake.contains("5 of 10"), "{}", paused.brake);
+    assert!(
+        paused.auto_pause_reason.contains("5 of 10"),
+        "{}",
+        paused.auto_pause_reason
+    );
     assert_eq!(world.redriven().len(), 10);
     let resumed = client(&mut inspector).await.resume_redrive(change(&job.id)).await;
     assert_ne!(resumed.unwrap().into_inner().state(), v1::RedriveState::Paused);
@@ -604,7 +608,7 @@ async fn waiting_records_hold_a_redrive() {
         .unwrap();
     assert!(job.warnings[0].contains("can take"), "{:?}", job.warnings);
     start(&mut inspector, &job.id).await;
-    // Nobody has processed the first ones.
+    // The first ones are unprocessed.
     until_waiting(&mut inspector, &job.id, 10, 10).await;
     // One of them waits for its next attempt, and the worker hands two of them over to the scheduler.
     let kafka = &world.env.kafka;
@@ -686,7 +690,7 @@ async fn cancelled_redrive_keeps_what_was_done() {
     assert_eq!(world.redriven().len(), done as usize);
     let refused = client(&mut inspector).await.resume_redrive(change(&job.id)).await;
     assert_eq!(refused.unwrap_err().code(), Code::FailedPrecondition);
-    // The others are taken by a job for what was not done.
+    // Another job takes those that were left out.
     let retry = self::done(&mut inspector, retry_of(&job.id)).await;
     assert_eq!((retry.done, world.redriven().len()), (60 - done, 60));
 }
@@ -781,7 +785,7 @@ async fn each_is_redriven_once(name: &str, count: i64, rate: u32, kills: usize) 
             }
         })
         .await;
-        // The one that executes, as far as anybody knows: the other takes over, or it comes back first.
+        // Probably the leader: the other takes over, or it comes back first.
         let victim = &mut inspectors[kill % 2].process;
         victim.kill_9();
         victim.start_again();
@@ -832,7 +836,7 @@ async fn each_of_50000_is_redriven_once() {
 }
 
 /// The text that an inspector logs when it begins to execute jobs.
-pub(crate) const EXECUTES: &str = "this inspector executes redrives now";
+pub(crate) const EXECUTES: &str = "became redrive leader";
 
 #[tokio::test]
 async fn frozen_inspector_writes_nothing_after_takeover() {
@@ -1123,7 +1127,7 @@ async fn denied_topics_hold_only_their_jobs() {
     let cancelled = get(&mut inspector, &cancelled.id).await.unwrap();
     assert_eq!((cancelled.pending, &*cancelled.problem), (5, ""));
 
-    // What nobody may see is not missing.
+    // Invisible topics are not missing.
     deny(&kafka, "Describe", &[&world.due]);
     let unseen = planned(&mut inspector, ids_at(&world, 0, 5..10)).await.unwrap();
     assert!(
@@ -1132,7 +1136,7 @@ async fn denied_topics_hold_only_their_jobs() {
         unseen.warnings
     );
 
-    // Without a brake, nobody has to know what comes back.
+    // Without auto-pause, it does not matter what comes back.
     allow_all(&kafka, &[&world.dlq]);
     deny(&kafka, "Read", &[&world.dlq]);
     inspector.process.shut_down();
@@ -1162,7 +1166,10 @@ async fn twin_instances_go_on_answering() {
     ];
     eventually_async("one of them gives way", DEADLINE * 3, async || {
         let outputs = twins.each_ref().map(|twin| twin.process.output());
-        if outputs.iter().any(|output| output.contains("the lane rests")) {
+        if outputs
+            .iter()
+            .any(|output| output.contains("instance name is in use"))
+        {
             Ok(())
         } else {
             Err(outputs.concat())

@@ -33,11 +33,11 @@ const CANCEL: usize = 8;
 /// Dead letters of a second job, one per second, which is cancelled before its end.
 const CANCELLED: i64 = 2_000;
 
-/// A job, and what was seen of it.
+/// A job and its observed states.
 struct Watched {
     id: String,
     total: u32,
-    /// What was done, as each inspector has said.
+    /// The number of items done, by inspector.
     done: [u32; 2],
     reader: TopicReader,
     /// How often each origin is in the due topic.

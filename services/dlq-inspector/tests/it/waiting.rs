@@ -1,4 +1,4 @@
-//! Waiting records: who sees those of which pipelines, and what nobody sees.
+//! Waiting records: which callers see those of which pipelines, and what no caller sees.
 
 use std::sync::Arc;
 
@@ -210,8 +210,8 @@ async fn scope_for_letters_shows_waiting_records() {
         .find_map(|line| line.strip_prefix("redeliver_dlq_scanned_offsets_total "));
     assert!(scanned.unwrap().parse::<u64>().unwrap() > 0, "{metrics}");
 
-    let mut nobody = client(&callers, &channel, "jobs");
-    is_denied(listed(&mut nobody, "").await);
-    is_denied(counted(&mut nobody, of_people).await);
-    is_denied(traced(&mut nobody, orders).await);
+    let mut denied = client(&callers, &channel, "jobs");
+    is_denied(listed(&mut denied, "").await);
+    is_denied(counted(&mut denied, of_people).await);
+    is_denied(traced(&mut denied, orders).await);
 }

@@ -7,7 +7,7 @@ use std::net::IpAddr;
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
-use redeliver_runtime::config::{ConnectionsConfig, HttpVersion, Problem, ProxyChoice};
+use redeliver_runtime::config::{ConnectionsConfig, HttpVersion, InvalidField, ProxyChoice};
 use redeliver_runtime::tls::{add_roots, certificates_in, client_builder, private_key_in, system_roots};
 use redeliver_runtime::watched_files::{FileContents, WatchedFiles};
 use reqwest::{Client, Proxy, Url, redirect};
@@ -30,7 +30,7 @@ pub(super) struct Clients {
 }
 
 impl Clients {
-    fn new(builder: Builder, tls: ClientConfig) -> Result<Self, Problem> {
+    fn new(builder: Builder, tls: ClientConfig) -> Result<Self, InvalidField> {
         let client = builder.client(&tls)?;
         // The ages of different processes end at different times.
         let max_age = builder.connections.max_age.duration();
@@ -51,11 +51,11 @@ impl Clients {
             *renewed = now + self.builder.connections.max_age.duration();
             match self.builder.client(&self.tls) {
                 Ok(other) => *client = other,
-                Err(Problem { field, problem, .. }) => {
+                Err(InvalidField { field, problem, .. }) => {
                     tracing::warn!(
                         field,
                         problem,
-                        "cannot renew the connections; using the previous ones"
+                        "cannot renew the connections to an endpoint; using the previous ones"
                     );
                 }
             }
@@ -110,7 +110,7 @@ struct Builder {
 }
 
 impl Builder {
-    fn client(&self, tls: &ClientConfig) -> Result<Client, Problem> {
+    fn client(&self, tls: &ClientConfig) -> Result<Client, InvalidField> {
         let mut client = Client::builder()
             .tls_backend_preconfigured(tls.clone())
             .redirect(redirect::Policy::none())
@@ -137,8 +137,9 @@ impl Builder {
         })
     }
 
-    /// The TLS configuration. A system without CA certificates is no error if the endpoint does not use TLS.
-    fn tls(&self, files: &[FileContents<'_>]) -> Result<ClientConfig, Problem> {
+    /// The TLS configuration. A system without CA certificates is not an error if the endpoint does not use
+    /// TLS.
+    fn tls(&self, files: &[FileContents<'_>]) -> Result<ClientConfig, InvalidField> {
         let (ca, identity) = files.split_at(usize::from(self.has_ca_file));
         let mut roots = system_roots();
         for file in ca {
@@ -176,8 +177,8 @@ impl Builder {
         Ok(config)
     }
 
-    fn problem(&self, field: &str, problem: impl Into<String>) -> Problem {
-        Problem {
+    fn problem(&self, field: &str, problem: impl Into<String>) -> InvalidField {
+        InvalidField {
             field: format!("{}.{field}", self.section),
             problem: problem.into(),
             place: None,

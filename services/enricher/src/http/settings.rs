@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use redeliver_core::classification::Classification;
-use redeliver_runtime::config::{BatchConfig, ConnectionsConfig, Problem, endpoint_url, request_method};
+use redeliver_runtime::config::{BatchConfig, ConnectionsConfig, InvalidField, endpoint_url, request_method};
 use redeliver_runtime::watched_files::ConfiguredFile;
 use reqwest::{Method, Url};
 
@@ -141,8 +141,8 @@ impl HttpSettings {
     }
 }
 
-impl From<Problem> for HttpSetupError {
-    fn from(Problem { field, problem, .. }: Problem) -> Self {
+impl From<InvalidField> for HttpSetupError {
+    fn from(InvalidField { field, problem, .. }: InvalidField) -> Self {
         Self { field, problem }
     }
 }

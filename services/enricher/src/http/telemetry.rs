@@ -110,7 +110,7 @@ impl CallTelemetry {
         }))
     }
 
-    /// Nobody sees what it observes.
+    /// Its observations are not exported.
     pub(super) fn off(method: &Method, url: &Url) -> Self {
         Self::with(&HttpFamilies::default(), "", method, url)
     }

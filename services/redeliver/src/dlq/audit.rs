@@ -98,7 +98,7 @@ const COLUMNS: [Column<ListedAuditEntry>; 7] = [
         let AuditEntry { filter, details, .. } = listed.entry.as_ref()?;
         filter.short(60).or_else(|| details.short(60))
     }),
-    ("why", |listed, _| listed.entry.as_ref()?.why.short(60)),
+    ("reason", |listed, _| listed.entry.as_ref()?.reason.short(60)),
 ];
 
 fn as_json(listed: &ListedAuditEntry) -> Json {

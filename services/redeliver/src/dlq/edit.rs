@@ -11,7 +11,7 @@ use redeliver_client::messages::{
 use redeliver_client::{DeadLetterClient, RedriveClient};
 
 use super::completeness::EXIT_INCOMPLETE;
-use super::redrives::{self, RunArgs, WishArgs};
+use super::redrives::{self, RunArgs, TargetArgs};
 use crate::connection::CliError;
 use crate::record::{header, read_file};
 
@@ -26,7 +26,7 @@ pub(super) struct EditArgs {
     #[command(flatten)]
     contents: ContentArgs,
     #[command(flatten)]
-    wish: WishArgs,
+    target: TargetArgs,
     #[command(flatten)]
     pub(super) run: RunArgs,
 }
@@ -112,11 +112,11 @@ pub(super) async fn run(
             set_headers: headers.collect(),
             removed_headers: contents.removed_headers.clone(),
         }),
-        destination: args.wish.destination.clone(),
-        why: args.run.why.clone(),
+        destination: args.target.destination.clone(),
+        reason: args.run.reason.clone(),
         request_id: args.run.request_id.clone(),
-        observe: args.wish.observe(),
-        force: args.wish.force,
+        observe: args.target.observe(),
+        force: args.target.force,
     };
     let executed = redrives::execute(redrives, &args.run, RedriveKind::Redrive, None, async || {
         redrives.plan_edit(plan).await
@@ -149,7 +149,7 @@ async fn open_editor(letters: &DeadLetterClient, id: &str) -> Result<Option<Byte
     }
     if std::str::from_utf8(&value).is_err() {
         return Err(CliError::failed(format_args!(
-            "the value of `{id}` is no text; write it with `redeliver dlq show {id} --payload`, change it, and use --value-file"
+            "the value of `{id}` is not text; write it with `redeliver dlq show {id} --payload`, change it, and use --value-file"
         )));
     }
     let file = |error| CliError::Io("editing the value", error);

@@ -27,7 +27,7 @@ use target::Target;
 /// The inspector reads the value of each dead letter from Kafka, so that a page takes much longer than one without values.
 const PAGE: i32 = 200;
 /// How long to wait for an inspector that went away.
-const PATIENCE: Duration = Duration::from_secs(600);
+const MAX_OUTAGE: Duration = Duration::from_secs(600);
 
 #[derive(Args)]
 pub(super) struct ExportArgs {
@@ -99,7 +99,7 @@ impl<'a> Export<'a> {
             client,
             filter: args.filter.as_deref().unwrap_or_default(),
             timeout: args.inspector.connection.timeout(),
-            outage: Outage::new(Some(PATIENCE)),
+            outage: Outage::new(Some(MAX_OUTAGE)),
             progress: Progress::new("dead letters"),
             partial: BTreeMap::new(),
         }

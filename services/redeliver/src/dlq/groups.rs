@@ -87,7 +87,7 @@ enum GroupVerb {
 struct ResolveArgs {
     /// Reason for the audit log, at most 1000 bytes
     #[arg(long, value_name = "TEXT", default_value = "", hide_default_value = true)]
-    why: String,
+    reason: String,
     #[command(flatten)]
     change: ChangeArgs,
 }
@@ -96,7 +96,7 @@ struct ResolveArgs {
 struct MuteArgs {
     /// Reason for the audit log, at most 1000 bytes
     #[arg(long, value_name = "TEXT")]
-    why: String,
+    reason: String,
     /// End of the mute, such as 2026-11-30T08:00:00Z (default: none)
     #[arg(long, value_name = "TIME", value_parser = time)]
     until: Option<Timestamp>,
@@ -186,20 +186,20 @@ pub(super) async fn run(client: &DeadLetterClient, args: &GroupArgs) -> Result<E
     let (changed, args) = match &args.verb {
         GroupVerb::Show(args) => return show(client, args).await,
         GroupVerb::Resolve(args) => {
-            let change = args.change.with_reason(&args.why);
+            let change = args.change.with_reason(&args.reason);
             (client.resolve_group(change).await, &args.change)
         }
         GroupVerb::Mute(args) => {
             let change = MuteGroupRequest {
                 id: args.change.id.clone(),
-                why: args.why.clone(),
+                reason: args.reason.clone(),
                 expected_revision: args.change.expected_revision,
                 until: args.until.map(to_timestamp),
             };
             (client.mute_group(change).await, &args.change)
         }
         GroupVerb::Reopen(args) => {
-            let change = args.change.with_reason(&args.why);
+            let change = args.change.with_reason(&args.reason);
             (client.reopen_group(change).await, &args.change)
         }
         GroupVerb::Note(args) => {
@@ -220,10 +220,10 @@ pub(super) async fn run(client: &DeadLetterClient, args: &GroupArgs) -> Result<E
 }
 
 impl ChangeArgs {
-    fn with_reason(&self, why: &str) -> ChangeGroupRequest {
+    fn with_reason(&self, reason: &str) -> ChangeGroupRequest {
         ChangeGroupRequest {
             id: self.id.clone(),
-            why: why.to_owned(),
+            reason: reason.to_owned(),
             expected_revision: self.expected_revision,
         }
     }
@@ -290,7 +290,7 @@ fn as_text(group: &Group) -> String {
         (at, &group.state_time),
         ("muted until", &group.muted_until),
         (by, &group.state_by),
-        ("why", &group.state_why),
+        ("reason", &group.state_reason),
         ("note", &group.note),
         ("note at", &group.note_time),
         ("note by", &group.note_by),

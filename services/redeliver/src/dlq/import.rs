@@ -16,7 +16,7 @@ use redeliver_client::messages::{PlanRedriveRequest, RedriveKind};
 use redeliver_core::content::ContentHash;
 
 use super::completeness::EXIT_INCOMPLETE;
-use super::redrives::{self, Executed, RateLimit, RunArgs, WishArgs, has_reason};
+use super::redrives::{self, Executed, RateLimit, RunArgs, TargetArgs, has_reason};
 use crate::connection::CliError;
 use crate::output::in_one_line;
 
@@ -29,7 +29,7 @@ pub(super) struct ImportArgs {
     #[arg(value_name = "FILE")]
     file: PathBuf,
     #[command(flatten)]
-    wish: WishArgs,
+    target: TargetArgs,
     #[command(flatten)]
     rate: RateLimit,
     #[command(flatten)]
@@ -70,10 +70,10 @@ pub(super) async fn run(client: &RedriveClient, args: &ImportArgs) -> Result<Exi
             kind: RedriveKind::Redrive.into(),
             ids: letters.iter().map(|(id, _)| id.clone()).collect(),
             content_hashes: hashes.collect(),
-            destination: args.wish.destination.clone(),
-            observe: args.wish.observe(),
-            force: args.wish.force,
-            why: args.run.why.clone(),
+            destination: args.target.destination.clone(),
+            observe: args.target.observe(),
+            force: args.target.force,
+            reason: args.run.reason.clone(),
             request_id: request_id(&args.run.request_id, number),
             rate_per_second: args.rate.per_second,
             ..PlanRedriveRequest::default()

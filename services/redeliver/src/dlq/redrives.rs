@@ -25,10 +25,10 @@ use crate::output::{
 use crate::pages::read_pages;
 use crate::progress::Progress;
 
-/// The time between two looks at a job.
-const LOOK: Duration = Duration::from_millis(500);
+/// The time between two requests for a job.
+const POLL_INTERVAL: Duration = Duration::from_millis(500);
 /// How long to wait for an inspector that went away. The job goes on without it, or with another one.
-const PATIENCE: Duration = Duration::from_secs(600);
+const MAX_OUTAGE: Duration = Duration::from_secs(600);
 
 #[derive(Args)]
 #[group(id = "selection", required = true, multiple = false)]
@@ -77,7 +77,7 @@ pub(super) struct RateLimit {
 pub(super) struct RunArgs {
     /// Reason for the audit log, at most 1000 bytes
     #[arg(long, value_name = "TEXT", default_value = "", hide_default_value = true)]
-    pub(super) why: String,
+    pub(super) reason: String,
     /// Idempotency key: a repeated command with the same text continues with the same job
     #[arg(long, value_name = "TEXT", default_value = "", hide_default_value = true)]
     pub(super) request_id: String,
@@ -98,7 +98,7 @@ pub(super) struct RunArgs {
 
 /// Where records are written, and which.
 #[derive(Args)]
-pub(super) struct WishArgs {
+pub(super) struct TargetArgs {
     /// Topic of the pipeline or of dlq_inspector.redrive.destinations (default: the return topic, or the original topic)
     #[arg(long, value_name = "TOPIC", default_value = "", hide_default_value = true)]
     pub(super) destination: String,
@@ -110,7 +110,7 @@ pub(super) struct WishArgs {
     observe: Option<HumanDuration>,
 }
 
-impl WishArgs {
+impl TargetArgs {
     pub(super) fn observe(&self) -> Option<prost_types::Duration> {
         self.observe.map(to_duration)
     }
@@ -121,7 +121,7 @@ pub(super) struct RedriveArgs {
     #[command(flatten)]
     job: JobArgs,
     #[command(flatten)]
-    wish: WishArgs,
+    target: TargetArgs,
     /// Redrive all at once, instead of 10, then 100, then the rest
     #[arg(long)]
     all_at_once: bool,
@@ -157,7 +157,7 @@ enum RedrivesVerb {
     Start(StartArgs),
     /// Pause a job, within about a second
     Pause(ChangeArgs),
-    /// Resume a job, even if the brake has paused it
+    /// Resume a job, even if it was auto-paused
     Resume(ChangeArgs),
     /// Cancel a job; this undoes nothing
     Cancel(ChangeArgs),
@@ -263,11 +263,11 @@ impl ChangeArgs {
 pub(super) async fn redrive(client: &RedriveClient, args: &RedriveArgs) -> Result<ExitCode, CliError> {
     check_start(args.start_at, SystemClock.now())?;
     let plan = PlanRedriveRequest {
-        destination: args.wish.destination.clone(),
+        destination: args.target.destination.clone(),
         all_at_once: args.all_at_once,
         max_returned_share: args.max_returned,
-        observe: args.wish.observe(),
-        force: args.wish.force,
+        observe: args.target.observe(),
+        force: args.target.force,
         ..planned(&args.job, RedriveKind::Redrive)
     };
     let kind = RedriveKind::Redrive;
@@ -313,7 +313,7 @@ fn planned(args: &JobArgs, kind: RedriveKind) -> PlanRedriveRequest {
         ids: ids.clone(),
         group: group.clone().unwrap_or_default(),
         retry_of: retry_of.clone().unwrap_or_default(),
-        why: args.run.why.clone(),
+        reason: args.run.reason.clone(),
         request_id: args.run.request_id.clone(),
         rate_per_second: args.rate.per_second,
         ..PlanRedriveRequest::default()
@@ -327,7 +327,7 @@ pub(super) enum Executed {
     Accepted,
     /// The job has ended.
     Ended { has_done_all: bool },
-    /// Somebody, or the brake, has stopped the job: it was not confirmed, or it was paused or cancelled.
+    /// The job was stopped: it was not confirmed, it was auto-paused, or a caller paused or cancelled it.
     Stopped,
 }
 
@@ -367,7 +367,7 @@ pub(super) async fn execute(
         return Ok(Executed::Accepted);
     }
     eprint!("{}", as_text(&job));
-    // A repeated request can return a job that runs. Nobody wants to cancel that one with the answer to this question.
+    // A repeated request can return a job that runs. Declining must not cancel that one.
     let is_asked = !args.yes && job.state() == RedriveState::Planned;
     if is_asked && !is_confirmed(&job)? {
         client.cancel(as_shown(&job)).await?;
@@ -399,7 +399,8 @@ fn check_kind(job: &Redrive, wanted: RedriveKind) -> Result<(), CliError> {
     )))
 }
 
-/// Starts a job. Whoever repeats the request goes on with the job as it is, also if it was started for another time meanwhile.
+/// Starts a job. A repeated request goes on with the job as it is, even if it was started for another time
+/// meanwhile.
 async fn start(
     client: &RedriveClient,
     mut job: Redrive,
@@ -432,12 +433,12 @@ impl RunArgs {
     /// Refuses to start an unconfirmed job.
     ///
     /// # Errors
-    /// If stdin is no terminal, and neither `--yes` nor `--plan` is given.
+    /// If stdin is not a terminal, and neither `--yes` nor `--plan` is given.
     pub(super) fn check(&self) -> Result<(), CliError> {
         if self.yes || self.plan || std::io::stdin().is_terminal() {
             return Ok(());
         }
-        let text = "--yes: is required if stdin is no terminal; --plan shows what would be done";
+        let text = "--yes: is required if stdin is not a terminal; --plan shows what would be done";
         Err(CliError::Usage(text.to_owned()))
     }
 }
@@ -483,7 +484,7 @@ fn is_confirmed(job: &Redrive) -> Result<bool, CliError> {
 
 /// Shows the progress of a job until it ends or pauses.
 async fn wait(client: &RedriveClient, id: &str, format: Format) -> Result<Redrive, CliError> {
-    let (mut progress, mut outage) = (Progress::new("dead letters"), Outage::new(Some(PATIENCE)));
+    let (mut progress, mut outage) = (Progress::new("dead letters"), Outage::new(Some(MAX_OUTAGE)));
     let (mut problem, mut waits_until) = (String::new(), None);
     let job = loop {
         let job = match get(client, id).await {
@@ -521,14 +522,14 @@ async fn wait(client: &RedriveClient, id: &str, format: Format) -> Result<Redriv
         if has_ended(&job) || job.state() == RedriveState::Paused {
             break job;
         }
-        tokio::time::sleep(LOOK).await;
+        tokio::time::sleep(POLL_INTERVAL).await;
     };
     progress.clear();
     print_item(format, || as_text(&job), || as_json(&job));
-    if !job.brake.is_empty() {
+    if !job.auto_pause_reason.is_empty() {
         eprintln!(
             "paused: {}; `redeliver dlq redrives resume {id}` continues",
-            in_one_line(&job.brake)
+            in_one_line(&job.auto_pause_reason)
         );
     }
     Ok(job)
@@ -597,7 +598,7 @@ const COLUMNS: [Column<Redrive>; 11] = [
     ("returned", |job, _| job.returned.text()),
     ("by", |job, _| job.created_by.short(100)),
     ("created", |job, _| job.created_at.text()),
-    ("why", |job, _| job.why.short(60)),
+    ("reason", |job, _| job.reason.short(60)),
 ];
 
 async fn items(client: &RedriveClient, args: &ItemsArgs) -> Result<ExitCode, CliError> {
@@ -632,10 +633,10 @@ fn item_json(item: &RedriveItem) -> Json {
 
 fn state(job: &Redrive) -> String {
     let state = job.state().name().unwrap_or_default();
-    if job.brake.is_empty() {
+    if job.auto_pause_reason.is_empty() {
         state
     } else {
-        format!("{state} (brake)")
+        format!("{state} (auto)")
     }
 }
 
@@ -652,12 +653,12 @@ fn as_text(job: &Redrive) -> String {
         ("id", &job.id),
         ("kind", &job.kind().name()),
         ("state", &state(job)),
-        ("brake", &job.brake),
+        ("auto-paused", &job.auto_pause_reason),
         ("problem", &job.problem),
         ("edits", &job.edited.join(", ")),
         ("filter", &job.filter),
         ("retry of", &job.retry_of),
-        ("why", &job.why),
+        ("reason", &job.reason),
         ("created by", &job.created_by),
         ("created", &job.created_at),
         ("total", &job.total),
@@ -682,7 +683,7 @@ fn as_text(job: &Redrive) -> String {
     text
 }
 
-/// What was asked for, which the command line says.
+/// The requested change, as in the command line.
 const ASKED: [&str; 6] = [
     "all_at_once",
     "destination",

@@ -89,7 +89,7 @@ fn is_withheld(letter: &DeadLetter) -> bool {
     letter.payload_withheld != 0
 }
 
-/// Where its record was written by a redrive, in which job, and what was edited in it.
+/// Where its record was written by a redrive, in which job, and with which edits.
 fn redriven(redriven: &RedrivenAs) -> String {
     let written = redriven.written.text();
     let edited = (!redriven.edited.is_empty()).then(|| format!("edited {}", redriven.edited.join(", ")));
@@ -98,7 +98,7 @@ fn redriven(redriven: &RedrivenAs) -> String {
     parts.join(", ")
 }
 
-/// Of which dead letter it is an edited copy, and what was edited, as its headers say.
+/// The dead letter of which it is an edited copy, and the edits, from its headers.
 fn edited(letter: &DeadLetter) -> Option<String> {
     let headers = from_headers(&letter.headers);
     let header = |name| {
@@ -166,7 +166,7 @@ pub(crate) fn as_json(letter: &DeadLetter) -> Json {
     // What is withheld is not the same as what a record does not have, and a response without headers and value not the same as a record that has none.
     let is_shown = |name: &str, value: &Json| match name {
         "position" | "origin_timestamp" | "timestamp_type" | "decoded" | "completeness" => false,
-        "content_hash" | "content_hash_base64" | "state_time" | "state_by" | "state_note" => false,
+        "content_hash" | "content_hash_base64" | "state_time" | "state_by" | "state_reason" => false,
         "key" | "key_base64" => !is_withheld(letter),
         "value" | "value_base64" | "value_truncated" => letter.value.is_some(),
         "masked" => value["fields"] != json!([]),

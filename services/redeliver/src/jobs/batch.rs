@@ -32,7 +32,7 @@ const BATCH_BYTES: usize = 4 << 20;
 
 /// Jobs that the scheduler refuses for now are not sent again if for this long, and for the last pause that it asked for, no job had
 /// a result.
-const PATIENCE: Duration = Duration::from_secs(60);
+const STALL_TIMEOUT: Duration = Duration::from_secs(60);
 /// The time between attempts to reach a scheduler that refuses connections.
 const RECONNECT: Duration = Duration::from_secs(1);
 
@@ -174,7 +174,7 @@ impl Repetition {
 
     /// Whether the next attempt is the last one unless a job has a result.
     fn is_last(&self, now: Instant) -> bool {
-        now.duration_since(self.progress) >= PATIENCE.saturating_add(self.pause)
+        now.duration_since(self.progress) >= STALL_TIMEOUT.saturating_add(self.pause)
     }
 
     async fn wait(&mut self, pause: Duration, reason: String) {

@@ -181,7 +181,7 @@ impl DefinitionArgs {
 }
 
 impl ChangesArgs {
-    /// Changes what the flags name, and nothing else.
+    /// Changes only the fields that the flags name.
     pub(super) fn apply(&self, spec: &mut ScheduleSpec, zone: &TimeZone) -> Result<(), CliError> {
         self.timing.change(spec)?;
         let job = spec.job.get_or_insert_default();
@@ -268,7 +268,7 @@ impl TimingArgs {
         Ok(spec)
     }
 
-    /// Changes what the flags name, and nothing else.
+    /// Changes only the fields that the flags name.
     fn change(&self, spec: &mut ScheduleSpec) -> Result<(), CliError> {
         let timing = spec.timing.take();
         spec.timing = match (timing, &self.cron, self.every) {
@@ -487,7 +487,7 @@ mod tests {
         let nightly = ["--cron", "30 2 * * *"];
         assert_eq!(overlap("@hourly", Both, &nightly), Unspecified);
         assert_eq!(overlap("0 3 * * *", First, &["--cron", "@hourly"]), Unspecified);
-        // One that somebody has chosen.
+        // One that the user has chosen.
         assert_eq!(overlap("@hourly", First, &nightly), First);
         assert_eq!(overlap("0 3 * * *", Both, &nightly), Both);
         let both = [nightly[0], nightly[1], "--overlap", "both"];

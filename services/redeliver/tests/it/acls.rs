@@ -131,7 +131,7 @@ fn programs_work_with_rendered_permissions_only() {
         pipe.spawn("enricher", "enricher-1", &["--until-idle", "--set", &user])
     };
     let mut blind = one_shot();
-    blind.wait_for_output("cannot find out whether something is left to do", DEADLINE);
+    blind.wait_for_output("cannot check for remaining work", DEADLINE);
     blind.shut_down();
     grant("enricher", "enricher,retry-tier");
     assert_eq!(one_shot().wait(DEADLINE).code(), Some(0));

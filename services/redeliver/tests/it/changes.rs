@@ -177,10 +177,10 @@ impl World {
             action,
         };
         let id = || json!({ "id": job });
-        let named = |name: &str| json!({ "name": name, "why": "test" });
-        let group = |why: &str| json!({ "id": group, "why": why });
+        let named = |name: &str| json!({ "name": name, "reason": "test" });
+        let group = |reason: &str| json!({ "id": group, "reason": reason });
         let mut note = group("");
-        note.as_object_mut().unwrap().remove("why");
+        note.as_object_mut().unwrap().remove("reason");
         note["note"] = "known".into();
         let mut limit = named(&tier);
         limit["rate"] = json!({ "perSecond": 5 });

@@ -390,11 +390,11 @@ fn dead_letters_are_listed_and_watched() {
         shown.contains(&format!("topics       {topic} 2\nnewest       {second}\n")),
         "{shown}"
     );
-    let resolved = services.json(&["dlq", "group", "resolve", group_id, "--why", "fixed"]);
+    let resolved = services.json(&["dlq", "group", "resolve", group_id, "--reason", "fixed"]);
     assert_eq!(
         (
             &resolved["state"],
-            &resolved["state_why"],
+            &resolved["state_reason"],
             &resolved["revision"],
             &resolved["count"]
         ),
@@ -406,10 +406,10 @@ fn dead_letters_are_listed_and_watched() {
     };
     assert_eq!((of_state("resolved"), of_state("open")), (1, 0));
     let until = "2999-01-01T00:00:00.000Z";
-    let mute = format!("dlq group mute {group_id} --why known --until {until}");
+    let mute = format!("dlq group mute {group_id} --reason known --until {until}");
     let muted = services.cli(&words(&mute));
     assert!(
-        muted.contains(&format!("muted until  {until}\n")) && muted.contains("why          known\n"),
+        muted.contains(&format!("muted until  {until}\n")) && muted.contains("reason       known\n"),
         "{muted}"
     );
     let noted = services.json(&["dlq", "group", "note", group_id, "see the runbook"]);

@@ -60,7 +60,7 @@ impl<'p> Cli<'p> {
     /// Changes something, and returns what applies then.
     #[track_caller]
     fn change(&self, arguments: &[&str]) -> Value {
-        let printed = self.run(&[arguments, &["--why", "test"]].concat());
+        let printed = self.run(&[arguments, &["--reason", "test"]].concat());
         assert_eq!(printed.code, Some(0), "{printed:?}");
         let mut json: Value = serde_json::from_str(&printed.stdout).unwrap();
         json["effective"].take()
@@ -222,7 +222,7 @@ fn pipeline_rate_survives_restarts() {
     let mut inspector = pipe.start("dlq-inspector", "a", &[]);
     let cli = Cli::new(&pipe, &mut inspector);
     let pipeline = pipeline_of(&pipe);
-    // So that it obeys before there are records: it reads changes in their order.
+    // So that it applies before there are records: changes are read in their order.
     cli.change(&["pause", &pipeline]);
     enricher.until_ready_but("paused pipelines: ");
     let sent = pipe.produce(drafts("limited", RECORDS));
@@ -302,7 +302,7 @@ fn whole_tier_is_limited_and_released() {
 
     // Each partition may release one record at first.
     cli.change(&["rate", &whole, "0.001"]);
-    let release = || cli.run(&["release", &whole, "--why", "test"]);
+    let release = || cli.run(&["release", &whole, "--reason", "test"]);
     let released = release();
     assert_eq!(released.code, Some(0), "{released:?}");
     let results: Value = serde_json::from_str(&released.stdout).unwrap();
@@ -397,7 +397,7 @@ fn impossible_controls_are_refused() {
             "is not possible with a tier of all pipelines",
         ),
     ] {
-        let refused = cli.run(&words(&format!("{arguments} --why test")));
+        let refused = cli.run(&words(&format!("{arguments} --reason test")));
         assert!(
             refused.code != Some(0) && refused.stderr.contains(says),
             "{arguments}: {refused:?}"

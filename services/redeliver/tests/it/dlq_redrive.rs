@@ -97,7 +97,7 @@ fn dead_letters_return_once_fixed() {
     let list = cli.json(0, &words("ls --limit 2"));
     let ids = [0, 1].map(|number| list["dead_letters"][number]["id"].as_str().unwrap());
     let discard = [
-        "discard", "--id", ids[0], "--id", ids[1], "--yes", "--why", "test",
+        "discard", "--id", ids[0], "--id", ids[1], "--yes", "--reason", "test",
     ];
     let discarded = cli.json(0, &discard);
     assert_eq!(
@@ -107,7 +107,7 @@ fn dead_letters_return_once_fixed() {
     cli.until("DISCARDED", 2);
 
     works.store(true, Ordering::SeqCst);
-    let redrive = words("redrive --all --yes --why fixed --all-at-once --observe 0s");
+    let redrive = words("redrive --all --yes --reason fixed --all-at-once --observe 0s");
     let redriven = cli.json(0, &redrive);
     assert_eq!(
         (&redriven["state"], &redriven["done"]),
@@ -182,7 +182,7 @@ fn edits_and_imports_redrive_once() {
     let edit = words(&edit);
     let plan = cli.json(0, &[&edit[..], &["--plan"]].concat());
     assert_eq!(plan["edited"], serde_json::json!(["value", "headers"]));
-    let done = cli.json(0, &[&edit[..], &["--yes", "--why", "typo"]].concat());
+    let done = cli.json(0, &[&edit[..], &["--yes", "--reason", "typo"]].concat());
     assert_eq!((&done["state"], &done["done"]), (&"succeeded".into(), &1.into()));
     cli.until("REDRIVEN", 1);
     let output = eventually("the result of the edited record", DEADLINE, || {
@@ -198,7 +198,7 @@ fn edits_and_imports_redrive_once() {
         Some(&b"value, headers"[..])
     );
     assert_eq!(output.headers.last("fixed-by"), Some(&b"ann"[..]));
-    // What was edited may differ.
+    // Edited parts may differ.
     let report = pipe.audit();
     assert!(report.is_clean(), "{report}");
     // The original says who has edited it, and its life has one end.
@@ -331,7 +331,7 @@ fn shown_plan_respects_changes_of_others() {
     assert!(past.stderr.contains("--start-at"), "{past:?}");
     assert_eq!(cli.json(0, &["redrives", "ls"]), serde_json::json!([]));
 
-    // Whoever declines cancels what was shown, and not what others have started since.
+    // Declining cancels the plan that was shown, and not what others have started since.
     let redrive = words("redrive --all --rate 1 --all-at-once --observe 0s");
     let declined = answered(&cli, &redrive, || (), "n");
     assert_eq!(declined.code, Some(3), "{declined:?}");
@@ -345,7 +345,7 @@ fn shown_plan_respects_changes_of_others() {
     let cancelled = cli.json(0, &["redrives", "cancel", &newest_id()]);
     assert_eq!(cancelled["state"], "cancelled");
 
-    // Whoever repeats or confirms does not move the start.
+    // Repeating or confirming does not move the start.
     let redrive = words("redrive --all --yes --request-id moved");
     let delayed = [&redrive[..], &["--start-at", TODAY]].concat();
     let job = cli.json(0, &delayed);

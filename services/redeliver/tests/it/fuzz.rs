@@ -367,7 +367,7 @@ fn jobs() -> Vec<Vec<u8>> {
             resolved_until: Some(to_timestamp(NOW)),
             time: Some(to_timestamp(NOW)),
             by: "me".to_owned(),
-            why: "known".to_owned(),
+            reason: "known".to_owned(),
             muted_until: Some(to_timestamp(NOW)),
         }),
         note: Some(v1::GroupNote {

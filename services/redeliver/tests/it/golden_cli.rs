@@ -94,7 +94,7 @@ fn wrong_usage_names_valid_values() {
             "Usage: redeliver jobs ls --api --server <URL>\n",
         ),
         ("dlq ls -o yaml", "[possible values: table, json, jsonl]\n"),
-        // Nobody exports everything by mistake.
+        // Exporting everything must be explicit.
         ("dlq export", "Usage: redeliver dlq export --filter <FILTER>\n"),
         (
             "dlq export --all --file /",

@@ -14,7 +14,7 @@ use crate::support::{DEADLINE, PLAN, Pipe, PipeBuilder, Sent, record, records, w
 
 /// The application of the scheduler.
 const APP: &str = "demo";
-const ALL_REPLACED: &str = "all kafka clients use the changed credentials";
+const ALL_REPLACED: &str = "Kafka credentials replaced in all clients";
 const STALE: &str = r#"redeliver_credentials_stale{setting="kafka.properties"}"#;
 const OUTDATED: &str = "redeliver_kafka_clients_outdated";
 
@@ -202,8 +202,8 @@ fn unusable_certificates_are_reported() {
     };
     let stranger = client(&Authority::new().unwrap());
     let bad = [
-        (&mismatched, "no kafka client can be created with them: "),
-        (&unparsable, "no kafka client can be created with them: "),
+        (&mismatched, "no Kafka client can be created with them: "),
+        (&unparsable, "no Kafka client can be created with them: "),
         (
             &clients.sign_expired().unwrap(),
             "the client certificate has expired at 2020-01-31",
@@ -218,7 +218,7 @@ fn unusable_certificates_are_reported() {
                 let stale = service.metric(STALE);
                 let output = service.output()[before..].to_owned();
                 let reported = output.lines().any(|line| {
-                    line.contains("cannot use the credentials for kafka") && line.contains(problem)
+                    line.contains("changed Kafka credentials are unusable") && line.contains(problem)
                 });
                 if stale == 1 && reported {
                     Ok(())

@@ -300,7 +300,7 @@ fn container_credentials_are_renewed() {
     endpoint.behave(container_credentials("ASIASECOND"));
     msk.tap.until_signed_by("ASIASECOND", "eu-central-1");
     endpoint.behave(|_| Reply::Close);
-    let output = service.wait_for_output("cannot get a token for kafka; retrying", DEADLINE);
+    let output = service.wait_for_output("cannot get a token for Kafka; retrying", DEADLINE);
     assert!(
         output.contains("kafka.login.msk_iam: cannot get AWS credentials: "),
         "{output}"
@@ -357,7 +357,7 @@ fn unusable_credentials_are_explained() {
         let output = command.envs(environment.iter().copied()).output().unwrap();
         let stderr = String::from_utf8(output.stderr).unwrap();
         assert_eq!(output.status.code(), Some(1), "{stderr}");
-        let expected = format!("cannot get a token for kafka: kafka.login.msk_iam{problem}");
+        let expected = format!("cannot get a token for Kafka: kafka.login.msk_iam{problem}");
         assert!(stderr.contains(&expected), "{stderr}\ninstead of {expected}");
         assert!(!stderr.contains(SECRET), "{stderr}");
     }

@@ -35,7 +35,7 @@ fn wrong_topics_refuse_only_their_pipeline() {
             assert_eq!(service.metric(&series), is_refused, "{pipeline}");
         }
         let log = service.output();
-        assert!(log.contains("this process does not serve the pipeline"), "{log}");
+        assert!(log.contains("not serving the pipeline"), "{log}");
     }
     // A failed attempt, a wait in the tier and a success.
     let sent = pipe.produce(records(20));

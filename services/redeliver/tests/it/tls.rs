@@ -241,7 +241,7 @@ fn wrong_scheme_is_named() {
             assert_eq!(source.to_string(), problem);
         }
     };
-    // A watch names the reason too, also if it began before the inspector had TLS.
+    // A watch names the reason too, even if it began before the inspector had TLS.
     let mut inspector = services.inspect();
     let mut watch = Process::spawn(pipe.command("redeliver", &["dlq", "watch"])).unwrap();
     watch.wait_for_output("caught up", DEADLINE);

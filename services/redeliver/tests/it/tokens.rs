@@ -89,7 +89,7 @@ fn services_log_in_and_renew_tokens() {
     let refusal = "answered 401 Unauthorized: invalid_client (Invalid client credentials)";
     let mut services = SERVICES.map(|name| pipe.spawn(name, "a", &[]));
     for service in &mut services {
-        let output = service.wait_for_output("cannot get a token for kafka; retrying", DEADLINE);
+        let output = service.wait_for_output("cannot get a token for Kafka; retrying", DEADLINE);
         assert!(output.contains(reason) && output.contains(refusal), "{output}");
         service.until_not_ready(refusal);
         assert_eq!(service.get("/livez").0, 200);
@@ -167,7 +167,7 @@ fn long_outage_of_issuer_loses_nothing() {
     });
     sent.extend(produce());
     for service in &mut services {
-        let output = service.wait_for_output("cannot get a token for kafka; retrying", DEADLINE);
+        let output = service.wait_for_output("cannot get a token for Kafka; retrying", DEADLINE);
         assert!(output.contains("does not answer"), "{output}");
         assert!(service.metric("redeliver_kafka_token_failures_total") > 0);
     }

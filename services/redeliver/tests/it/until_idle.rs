@@ -6,7 +6,7 @@ use redeliver_testkit::{Reply, ServiceProcess};
 use crate::support::{DEADLINE, PLAN, Pipe, PipeBuilder, records};
 use crate::totals::totals;
 
-const IDLE: &str = "nothing is left to do; shutting down";
+const IDLE: &str = "idle; shutting down";
 
 #[track_caller]
 fn until_ended(enricher: &mut ServiceProcess) {

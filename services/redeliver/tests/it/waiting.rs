@@ -182,7 +182,7 @@ fn trace_shows_life_of_record() {
     let position = listed["records"][0]["position"].as_str().unwrap();
     assert_eq!(trace(position), waits, "from the position in the state topic");
 
-    // What was never written is not what retention has removed.
+    // An offset that was never written was not removed by retention.
     let source = &sent[0].position.topic;
     for (position, says) in [
         ("99/1", "the topic has"),
@@ -294,11 +294,14 @@ fn trace_follows_record_through_redrives() {
     let sent = pipe.produce(vec![draft]);
     let position = sent[0].position.to_string();
     let tier = pipe.pipeline.policy.tiers()[0].to_string();
-    let redrive = |died: &Value, why: &str, more: &[&str]| {
+    let redrive = |died: &Value, reason: &str, more: &[&str]| {
         redriven.until_open(died);
-        let command = words("dlq redrive --all --yes --all-at-once --observe 0s --why");
+        let command = words("dlq redrive --all --yes --all-at-once --observe 0s --reason");
         // The job may know already that its record has come back.
-        let printed = redriven.run_for(&[&command[..], &[why], more, &["-o", "json"]].concat(), &[0, 3]);
+        let printed = redriven.run_for(
+            &[&command[..], &[reason], more, &["-o", "json"]].concat(),
+            &[0, 3],
+        );
         let job = json_of(&printed);
         assert_eq!(job["done"], 1, "{job}");
         job["id"].as_str().unwrap().to_owned()
@@ -314,7 +317,7 @@ fn trace_follows_record_through_redrives() {
     let shown: Vec<Value> = steps
         .iter()
         .map(|step| {
-            let names = words("event place attempts redrives error_code redrive_id why");
+            let names = words("event place attempts redrives error_code redrive_id reason");
             Value::from_iter(names.into_iter().map(|name| step[name].clone()))
         })
         .collect();

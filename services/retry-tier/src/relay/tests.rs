@@ -145,7 +145,7 @@ impl Bench {
             revision: 1,
             changed_at: None,
             changed_by: String::new(),
-            why: String::new(),
+            reason: String::new(),
             change_id: bytes::Bytes::new(),
             desired: Desired::Tier(tier),
         };

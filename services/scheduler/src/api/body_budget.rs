@@ -109,9 +109,9 @@ pub(crate) async fn reserve_body(
 struct BegunBody {
     /// How much it may have, in bytes.
     size: u64,
-    /// Whether nobody else checks that it has no more.
+    /// Whether this reader must check that it has no more.
     is_checked_here: bool,
-    /// What was read, in reverse.
+    /// The read parts, in reverse.
     read: Vec<Result<Frame<Bytes>, axum::Error>>,
     body: Body,
 }
@@ -158,7 +158,8 @@ impl BegunBody {
     }
 }
 
-/// A body that is read within its reservation. Once it is read or dropped, the reservation is as large as what was read.
+/// A body that is read within its reservation. Once it is read or dropped, the reservation is as large as the
+/// body.
 #[derive(Debug)]
 struct ReservedBody {
     begun: Vec<Result<Frame<Bytes>, axum::Error>>,

@@ -11,7 +11,7 @@ use prometheus_client::metrics::counter::Counter;
 use redeliver_core::{Clock, Failure, Headers};
 use redeliver_proto::v1::change_schedule::Change;
 use redeliver_proto::{auth, v1};
-use redeliver_service::audit::{Action as Recorded, AuditWriter, Entry, MAX_IDS};
+use redeliver_service::audit::{Action as Recorded, AuditEntry, AuditWriter, MAX_IDS};
 use redeliver_service::identity::Identity;
 use tokio::sync::{mpsc, oneshot};
 
@@ -23,7 +23,7 @@ use crate::request::{JobRef, When};
 pub(super) const ENTRIES: usize = 1_000;
 
 /// The maximum size of a reason in bytes.
-const MAX_WHY: usize = 1_000;
+const MAX_REASON: usize = 1_000;
 
 /// What comes with a request for a change, besides the change.
 #[derive(Clone, Debug, Default)]
@@ -31,7 +31,7 @@ pub(crate) struct Asked {
     /// The caller's trace context.
     pub(crate) trace: Headers,
     /// Why, in the words of the caller.
-    pub(crate) why: String,
+    pub(crate) reason: String,
 }
 
 /// Records changes. Cheap to clone.
@@ -45,7 +45,7 @@ pub(crate) struct ChangeLog {
 
 /// An entry that is to be written.
 pub(super) struct PendingEntry {
-    entry: Entry,
+    entry: AuditEntry,
     /// Gets whether it was written.
     written: oneshot::Sender<bool>,
 }
@@ -59,11 +59,11 @@ pub(crate) fn read_reason(encoded: &[u8]) -> Result<String, Failure> {
         let problem = format!("`{}` {problem}", auth::REASON);
         Failure::permanent("request.reason", problem)
     };
-    let why = auth::decode_reason(encoded).ok_or_else(|| invalid("is not percent-encoded UTF-8"))?;
-    if why.len() > MAX_WHY || why.contains(|c: char| c.is_control() && c != '\n') {
+    let reason = auth::decode_reason(encoded).ok_or_else(|| invalid("is not percent-encoded UTF-8"))?;
+    if reason.len() > MAX_REASON || reason.contains(|c: char| c.is_control() && c != '\n') {
         return Err(invalid("must be a text of at most 1000 bytes"));
     }
-    Ok(why)
+    Ok(reason)
 }
 
 impl ChangeLog {
@@ -72,10 +72,11 @@ impl ChangeLog {
         &self,
         caller: &Identity,
         change: &v1::ChangeSchedule,
-        why: &str,
+        reason: &str,
     ) -> Result<(), RequestError> {
         let (action, details) = described(change);
-        self.record(entry(caller, action, &change.id, details, why)).await
+        self.record(entry(caller, action, &change.id, details, reason))
+            .await
     }
 
     /// Records that a change of a schedule was refused, after it was recorded. Its caller gets the refusal in any case.
@@ -86,7 +87,7 @@ impl ChangeLog {
             tracing::warn!(
                 schedule = change.id,
                 refusal,
-                "the audit log does not say that the change was refused"
+                "cannot record in the audit topic that the change was refused"
             );
         }
     }
@@ -96,9 +97,9 @@ impl ChangeLog {
         &self,
         caller: &Identity,
         job: &JobRef,
-        why: &str,
+        reason: &str,
     ) -> Result<(), RequestError> {
-        self.record_job(caller, Recorded::CancelJobs, job, String::new(), why)
+        self.record_job(caller, Recorded::CancelJobs, job, String::new(), reason)
             .await
     }
 
@@ -108,13 +109,13 @@ impl ChangeLog {
         caller: &Identity,
         job: &JobRef,
         when: When,
-        why: &str,
+        reason: &str,
     ) -> Result<(), RequestError> {
         let details = match when {
             When::At(time) => format!("due at {time}"),
             When::After(delay) => format!("due after {delay}"),
         };
-        self.record_job(caller, Recorded::RescheduleJobs, job, details, why)
+        self.record_job(caller, Recorded::RescheduleJobs, job, details, reason)
             .await
     }
 
@@ -124,7 +125,7 @@ impl ChangeLog {
         action: Recorded,
         job: &JobRef,
         details: String,
-        why: &str,
+        reason: &str,
     ) -> Result<(), RequestError> {
         if !self.records_jobs {
             return Ok(());
@@ -133,11 +134,11 @@ impl ChangeLog {
             JobRef::Id(id) => id.to_string(),
             JobRef::Key { app, key } => format!("{app}/{key}"),
         };
-        let entry = entry(caller, action, &target, details, why);
-        self.record(Entry { count: 1, ..entry }).await
+        let entry = entry(caller, action, &target, details, reason);
+        self.record(AuditEntry { count: 1, ..entry }).await
     }
 
-    async fn record(&self, entry: Entry) -> Result<(), RequestError> {
+    async fn record(&self, entry: AuditEntry) -> Result<(), RequestError> {
         let (written, is_written) = oneshot::channel();
         // Both only fail when the process shuts down.
         let sent = self.entries.send(PendingEntry { entry, written }).await;
@@ -148,12 +149,12 @@ impl ChangeLog {
     }
 }
 
-fn entry(caller: &Identity, action: Recorded, target: &str, details: String, why: &str) -> Entry {
-    Entry {
+fn entry(caller: &Identity, action: Recorded, target: &str, details: String, reason: &str) -> AuditEntry {
+    AuditEntry {
         target: target.to_owned(),
         details,
-        why: why.to_owned(),
-        ..Entry::new(caller.name().clone(), action)
+        reason: reason.to_owned(),
+        ..AuditEntry::new(caller.name().clone(), action)
     }
 }
 
@@ -221,7 +222,7 @@ pub(super) async fn run_entries(
     Ok(())
 }
 
-type Combined = (Entry, Vec<oneshot::Sender<bool>>);
+type Combined = (AuditEntry, Vec<oneshot::Sender<bool>>);
 
 fn combined(pending: impl Iterator<Item = PendingEntry>) -> Vec<Combined> {
     let mut all: Vec<Combined> = Vec::new();
@@ -242,9 +243,9 @@ fn combined(pending: impl Iterator<Item = PendingEntry>) -> Vec<Combined> {
     all
 }
 
-fn is_combinable(a: &Entry, b: &Entry) -> bool {
+fn is_combinable(a: &AuditEntry, b: &AuditEntry) -> bool {
     matches!(a.action, Recorded::CancelJobs | Recorded::RescheduleJobs)
-        && (&a.by, a.action, &a.details, &a.why) == (&b.by, b.action, &b.details, &b.why)
+        && (&a.by, a.action, &a.details, &a.reason) == (&b.by, b.action, &b.details, &b.reason)
 }
 
 #[cfg(test)]
@@ -258,10 +259,10 @@ mod tests {
         let by = CallerName::recorded(by);
         let (written, _) = oneshot::channel();
         PendingEntry {
-            entry: Entry {
+            entry: AuditEntry {
                 target: format!("job-{job}"),
                 count: 1,
-                ..Entry::new(by, Recorded::CancelJobs)
+                ..AuditEntry::new(by, Recorded::CancelJobs)
             },
             written,
         }

@@ -348,7 +348,7 @@ pub(super) mod tests {
                 tokio::time::sleep(KAFKA_TIMEOUT).await;
                 reads.set(reads.get() + 1);
                 let at = Timestamp::from_millis(0);
-                // What was written during the first read is missing in it.
+                // Records that were written during the first read are missing in it.
                 let offset = if reads.get() == 1 { 7 } else { 9 };
                 Ok((Some(Applied { offset, at }), offset))
             });

@@ -84,7 +84,7 @@ impl From<ControlError> for RequestError {
             ControlError::Refused(refusal) => Self::Refused(refusal),
             ControlError::Invalid { field, problem } => {
                 let field = match field {
-                    "why" => Field("why"),
+                    "reason" => Field("reason"),
                     "rate" => Field("rate"),
                     "page_token" => Field("pageToken"),
                     _ => Field("name"),
@@ -178,25 +178,25 @@ impl RequestError {
             },
             Self::Schedule(error) => error.into_parts(),
             Self::Control(error) => parts_of(&error),
-            Self::Pending(job, Pending { position, why }) => {
+            Self::Pending(job, Pending { position, reason }) => {
                 let (id, message) = match job {
                     PendingJob::Key => (
                         None,
                         format!(
-                            "{why}; the command is in Kafka ({position}) and will take effect; it can be repeated"
+                            "{reason}; the command is in Kafka ({position}) and will take effect; it can be repeated"
                         ),
                     ),
                     PendingJob::Id(id) => (
                         Some(id),
                         format!(
-                            "{why}; the command for job {id} is in Kafka ({position}) and will take effect; get the job \
+                            "{reason}; the command for job {id} is in Kafka ({position}) and will take effect; get the job \
                              later, and repeat the request only with the same idempotency key"
                         ),
                     ),
                     PendingJob::New(id) => (
                         Some(id),
                         format!(
-                            "{why}; the request is in Kafka ({position}) and will take effect; its job is {id}, unless the \
+                            "{reason}; the request is in Kafka ({position}) and will take effect; its job is {id}, unless the \
                              idempotency key was in use: then no job has this id; repeat the request with the same key \
                              to get the id of its job"
                         ),
@@ -510,9 +510,9 @@ mod tests {
             offset: 41,
         };
         let pending = |job| {
-            let why = NoOutcome::Timeout(Duration::from_secs(10));
+            let reason = NoOutcome::Timeout(Duration::from_secs(10));
             let position = position();
-            RequestError::Pending(job, Pending { position, why })
+            RequestError::Pending(job, Pending { position, reason })
         };
         let status = pending(PendingJob::Id(id())).into_status();
         assert_eq!(status.code(), Code::Unknown);

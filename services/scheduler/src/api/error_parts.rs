@@ -51,7 +51,7 @@ pub(crate) enum PendingJob {
 pub(crate) struct Pending {
     /// Its position in the ingest topic.
     pub(crate) position: Position,
-    pub(crate) why: NoOutcome,
+    pub(crate) reason: NoOutcome,
 }
 
 /// Why a request did not wait any longer for the outcome of its command.

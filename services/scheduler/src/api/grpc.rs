@@ -36,9 +36,9 @@ pub(super) fn asked(metadata: &MetadataMap) -> Result<Asked, Status> {
     let encoded = metadata
         .get(auth::REASON)
         .map_or(&b""[..], MetadataValue::as_bytes);
-    let why = read_reason(encoded).map_err(|failure| RequestError::from(failure).into_status())?;
+    let reason = read_reason(encoded).map_err(|failure| RequestError::from(failure).into_status())?;
     let trace = trace(metadata);
-    Ok(Asked { trace, why })
+    Ok(Asked { trace, reason })
 }
 
 /// The caller. The layer that authenticates requests has added it.

@@ -239,7 +239,9 @@ impl<I: Index> Jobs<I> {
         }
         let message = Message::Cancel(job.cancel());
         self.check(&message, format)?;
-        self.changes.record_cancellation(caller, &job, &asked.why).await?;
+        self.changes
+            .record_cancellation(caller, &job, &asked.reason)
+            .await?;
         self.command(&job, message, asked.trace).await
     }
 
@@ -258,7 +260,7 @@ impl<I: Index> Jobs<I> {
         let message = Message::Reschedule(request::reschedule(job.cancel(), when));
         self.check(&message, format)?;
         self.changes
-            .record_new_time(caller, &job, when, &asked.why)
+            .record_new_time(caller, &job, when, &asked.reason)
             .await?;
         self.command(&job, message, asked.trace).await
     }
@@ -534,7 +536,7 @@ impl<I: Index> Jobs<I> {
         written: JobId,
         deadline: Instant,
     ) -> Result<v1::CommandOutcome, Pending> {
-        let why = tokio::select! {
+        let reason = tokio::select! {
             biased;
             outcome = pending.outcome() => return Ok(outcome),
             () = tokio::time::sleep_until(deadline) => NoOutcome::Timeout(OUTCOME_TIMEOUT),
@@ -545,7 +547,7 @@ impl<I: Index> Jobs<I> {
             partition: written.shard(),
             offset: i64::try_from(written.offset()).unwrap_or(i64::MAX),
         };
-        Err(Pending { position, why })
+        Err(Pending { position, reason })
     }
 
     /// Whether the shard of an id exists. Otherwise, no job has the id.
@@ -568,7 +570,7 @@ impl<I: Index> Jobs<I> {
             return Ok(Found { applied, entry: None });
         };
         let job = codec::decode(id, &record).map_err(|error| {
-            tracing::error!(job = %id, %error, "index contains an invalid job record");
+            tracing::error!(job = %id, %error, "invalid job record in the index");
             RequestError::IndexIncomplete
         })?;
         // Records of pipelines are not visible to clients, as in the outcomes of commands.

@@ -199,7 +199,7 @@ fn last_due(until: Option<Timestamp>) -> Timestamp {
 fn to_entry(row: &Row) -> Result<(Cursor, v1::Job), RequestError> {
     let id = row.cursor.id;
     let job = codec::decode(id, &row.record).map_err(|error| {
-        tracing::error!(job = %id, %error, "index contains an invalid job record");
+        tracing::error!(job = %id, %error, "invalid job record in the index");
         RequestError::IndexIncomplete
     })?;
     Ok((row.cursor, codec::to_proto(&job, false)))

@@ -374,9 +374,9 @@ fn named(app: Option<String>) -> Option<String> {
 
 /// Lists the jobs that wait
 ///
-/// Those that are due next come first. The list also contains the long waits of pipelines, with `longWait`. A page can contain fewer
-/// jobs than `pageSize`, also if it is not the last one. Needs the scope `jobs:read` for the application, or for all applications if the
-/// request names none.
+/// Those that are due next come first. The list also contains the long waits of pipelines, with `longWait`. A
+/// page can contain fewer jobs than `pageSize`, even if it is not the last one. Needs the scope `jobs:read`
+/// for the application, or for all applications if the request names none.
 #[utoipa::path(
     get,
     path = "/v1/jobs",
@@ -780,10 +780,11 @@ impl<S: Send + Sync> FromRequestParts<S> for Asked {
     type Rejection = Problem;
 
     async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, Problem> {
-        let why = parts.headers.get(auth::REASON);
-        let why = read_reason(why.map_or(&b""[..], HeaderValue::as_bytes)).map_err(RequestError::from)?;
+        let reason = parts.headers.get(auth::REASON);
+        let reason =
+            read_reason(reason.map_or(&b""[..], HeaderValue::as_bytes)).map_err(RequestError::from)?;
         let trace = trace(&parts.headers);
-        Ok(Self { trace, why })
+        Ok(Self { trace, reason })
     }
 }
 

@@ -317,7 +317,9 @@ impl<I: Index> Jobs<I> {
         change: v1::ChangeSchedule,
         asked: Asked,
     ) -> Result<v1::CommandOutcome, RequestError> {
-        self.changes.record_schedule(caller, &change, &asked.why).await?;
+        self.changes
+            .record_schedule(caller, &change, &asked.reason)
+            .await?;
         let outcome = self.outcome_of_change(caller, change.clone(), asked.trace).await;
         if let Err(error) = &outcome
             && let Some(refusal) = refusal(error)
@@ -446,7 +448,7 @@ const PREVIEW: &str = "preview";
 fn unreadable(error: &RecordError) -> RequestError {
     tracing::error!(
         reason = error_chain(error),
-        "index contains an invalid schedule record"
+        "invalid schedule record in the index"
     );
     RequestError::IndexIncomplete
 }

@@ -58,7 +58,7 @@ impl Look {
         if self.from <= from && to <= self.empty_to {
             return Some(true);
         }
-        // What was found from here on then is there still.
+        // Records that were found from here on still exist.
         (self.from == from && now.saturating_duration_since(self.ended) < LOOK_AGAIN).then_some(false)
     }
 }

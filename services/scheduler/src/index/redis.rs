@@ -469,7 +469,7 @@ impl Index for RedisIndex {
             if !reply.is_empty() && reply.number()? == 1 {
                 tracing::error!(
                     shard,
-                    "index does not match the state topic, which was created again or belongs to another cluster: what only the index has is lost; rebuilding"
+                    "index is of another state topic (created again, or of another cluster); rebuilding, jobs that only the index has are lost"
                 );
             }
             return Ok(None);

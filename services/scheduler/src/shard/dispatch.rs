@@ -25,7 +25,7 @@ pub(super) const TOPIC_MISSING: &str = "topic.missing";
 pub(super) enum DueAction {
     Dispatch,
     /// Keep it until its topic is available and its application is not paused.
-    Park,
+    Block,
     /// Write a dead letter: the topic has been missing for too long.
     DeadLetter,
 }
@@ -62,7 +62,7 @@ impl Settings {
     ) -> DueAction {
         let has_expired = job.expires.is_some_and(|expires| expires < now);
         if apps.pauses(job) && !has_expired {
-            return DueAction::Park;
+            return DueAction::Block;
         }
         match presence {
             Presence::Exists => DueAction::Dispatch,
@@ -74,7 +74,7 @@ impl Settings {
             {
                 DueAction::DeadLetter
             }
-            Presence::Missing { .. } | Presence::Unwritable { .. } | Presence::Unknown => DueAction::Park,
+            Presence::Missing { .. } | Presence::Unwritable { .. } | Presence::Unknown => DueAction::Block,
         }
     }
 
@@ -142,8 +142,8 @@ impl Shard {
         };
         let failure = Failure::permanent(TOPIC_MISSING, message);
         if refused::replace(&self.settings, &mut output, &failure, now) == Replacement::Nothing {
-            tracing::error!(job = %job.id, topic = &**topic, "cannot write a dead letter for the job; it is kept");
-            return self.park(job, target, now);
+            tracing::error!(job = %job.id, topic = &**topic, "cannot write a dead letter for the job; keeping it");
+            return self.block(job, target, now);
         }
         writes.tally.dead += 1;
         writes.push(output);
@@ -151,7 +151,7 @@ impl Shard {
     }
 
     /// Keeps a due job out of the window, and all jobs of its flow with it, until its topic is available and its application is not paused.
-    pub(super) fn park(&mut self, job: &Job, target: Target, now: Timestamp) {
+    pub(super) fn block(&mut self, job: &Job, target: Target, now: Timestamp) {
         let flow = Flow::of(job);
         let obstacle = if self.apps.pauses(job) {
             Obstacle::Paused(job.app.clone())
@@ -159,7 +159,7 @@ impl Shard {
             Obstacle::UnavailableTopic(target)
         };
         self.window.remove_flow(&flow);
-        self.look_ahead.park(&flow, obstacle, Cursor::of(job), now);
+        self.look_ahead.block(&flow, obstacle, Cursor::of(job), now);
     }
 
     fn dispatch_headers(&self, job: &Job, now: Timestamp) -> Headers {

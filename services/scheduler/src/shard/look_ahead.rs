@@ -4,11 +4,12 @@
 //! flow are due before them. A flow from which everything up to [`LookAhead::base`] is in the window has no entry here: flows
 //! without jobs cost nothing.
 //!
-//! # Parked flows
-//! If the topic of a due job is unavailable, or its application is paused, its flow is *parked*: its jobs leave the window and stay in the state topic and in the
-//! index, whose number of due jobs is all that is known of them. So any number of them takes no memory, and a takeover finds them
-//! again as all other jobs. When the topic is available, the flow is read again. While it does not exist, only jobs that have waited for too long
-//! are read, which become dead letters.
+//! # Blocked flows
+//! If the topic of a due job is unavailable, or its application is paused, its flow is *blocked*: its jobs
+//! leave the window and stay in the state topic and in the index, whose number of due jobs is all that is
+//! known of them. So any number of them takes no memory, and a takeover finds them again as all other jobs.
+//! When the topic is available, the flow is read again. While it does not exist, only jobs that have waited
+//! for too long are read, which become dead letters.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
@@ -24,7 +25,7 @@ use crate::window::Window;
 /// The maximum number and size of jobs per scan.
 const MAX_JOBS: usize = 5_000;
 const MAX_BYTES: usize = 4 << 20;
-/// The time between two checks whether a flow is still parked.
+/// The time between two checks whether a flow is still blocked.
 const CHECK_INTERVAL: Duration = Duration::from_secs(1);
 
 /// The topic and the application of a job.
@@ -39,7 +40,7 @@ pub(crate) enum Obstacle {
     Paused(Arc<str>),
 }
 
-/// Which jobs of a parked flow can be read.
+/// Which jobs of a blocked flow can be read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Release {
     /// None.
@@ -70,7 +71,7 @@ struct Entry {
     scanned_until: Option<Timestamp>,
     /// [`Window::departures`] when the next job did not fit. Before others leave the window, another scan would be in vain.
     refused_at: Option<u64>,
-    parked: Option<Parked>,
+    blocked: Option<Blocked>,
 }
 
 impl Entry {
@@ -90,23 +91,23 @@ impl Entry {
         !is_in_vain && is_worthwhile
     }
 
-    /// Which jobs can be read now. Checks the obstacle of a parked flow from time to time.
+    /// Which jobs can be read now. Checks the obstacle of a blocked flow from time to time.
     fn release(&mut self, now: Timestamp, release: &impl Fn(&Obstacle) -> Release) -> Release {
-        let Some(parked) = &mut self.parked else {
+        let Some(blocked) = &mut self.blocked else {
             return Release::All;
         };
         // The clock may have been set back.
-        if now < parked.next_check && parked.next_check <= now.after(CHECK_INTERVAL) {
+        if now < blocked.next_check && blocked.next_check <= now.after(CHECK_INTERVAL) {
             return Release::Nothing;
         }
-        match release(&parked.obstacle) {
+        match release(&blocked.obstacle) {
             Release::All => {
-                self.parked = None;
+                self.blocked = None;
                 Release::All
             }
-            Release::Until(due) if parked.first <= due => Release::Until(due),
+            Release::Until(due) if blocked.first <= due => Release::Until(due),
             Release::Until(_) | Release::Nothing => {
-                parked.next_check = now.after(CHECK_INTERVAL);
+                blocked.next_check = now.after(CHECK_INTERVAL);
                 Release::Nothing
             }
         }
@@ -114,7 +115,7 @@ impl Entry {
 }
 
 #[derive(Debug)]
-struct Parked {
+struct Blocked {
     obstacle: Obstacle,
     /// When to check the obstacle again.
     next_check: Timestamp,
@@ -157,16 +158,16 @@ impl LookAhead {
         Some(cursor) <= self.cursor_of(flow)
     }
 
-    /// Whether nothing of the flow before this position is still to be read. False for a parked flow.
+    /// Whether nothing of the flow before this position is still to be read. False for a blocked flow.
     pub(super) fn is_next(&self, flow: &Flow, cursor: Cursor) -> bool {
         let entry = self.flows.get(flow);
-        entry.is_none_or(|entry| entry.parked.is_none() && Some(cursor) <= entry.cursor)
+        entry.is_none_or(|entry| entry.blocked.is_none() && Some(cursor) <= entry.cursor)
     }
 
     /// Takes note that a job at this position is not in the window. It is read again.
     pub(super) fn rewind(&mut self, flow: &Flow, cursor: Cursor) {
-        if let Some(parked) = self.flows.get_mut(flow).and_then(|entry| entry.parked.as_mut()) {
-            parked.first = parked.first.min(cursor.due);
+        if let Some(blocked) = self.flows.get_mut(flow).and_then(|entry| entry.blocked.as_mut()) {
+            blocked.first = blocked.first.min(cursor.due);
         }
         if self.has_passed(flow, cursor) {
             let entry = self.entry(flow);
@@ -183,16 +184,16 @@ impl LookAhead {
             cursor,
             scanned_until: None,
             refused_at: None,
-            parked: None,
+            blocked: None,
         })
     }
 
-    /// Parks a flow whose first job is at this position.
-    pub(super) fn park(&mut self, flow: &Flow, obstacle: Obstacle, first: Cursor, now: Timestamp) {
+    /// Blocks a flow whose first job is at this position.
+    pub(super) fn block(&mut self, flow: &Flow, obstacle: Obstacle, first: Cursor, now: Timestamp) {
         self.rewind(flow, first);
         let entry = self.entry(flow);
-        let due = entry.parked.as_ref().map_or(0, |parked| parked.due).max(1);
-        entry.parked = Some(Parked {
+        let due = entry.blocked.as_ref().map_or(0, |blocked| blocked.due).max(1);
+        entry.blocked = Some(Blocked {
             obstacle,
             next_check: now.after(CHECK_INTERVAL),
             first: first.due,
@@ -200,12 +201,12 @@ impl LookAhead {
         });
     }
 
-    /// The approximate number of due jobs of parked flows, by what they wait for.
-    pub(super) fn parked(&self) -> BTreeMap<Obstacle, usize> {
+    /// The approximate number of due jobs of blocked flows, by what they wait for.
+    pub(super) fn blocked(&self) -> BTreeMap<Obstacle, usize> {
         let mut counts = BTreeMap::new();
-        for parked in self.flows.values().filter_map(|entry| entry.parked.as_ref()) {
-            *counts.entry(parked.obstacle.clone()).or_default() +=
-                usize::try_from(parked.due).unwrap_or(usize::MAX);
+        for blocked in self.flows.values().filter_map(|entry| entry.blocked.as_ref()) {
+            *counts.entry(blocked.obstacle.clone()).or_default() +=
+                usize::try_from(blocked.due).unwrap_or(usize::MAX);
         }
         counts
     }
@@ -302,10 +303,10 @@ impl LookAhead {
             if is_new {
                 entry.scanned_until = Some(until);
             }
-            if let Some(parked) = &mut entry.parked {
-                (parked.first, parked.due) = (*first, *due);
+            if let Some(blocked) = &mut entry.blocked {
+                (blocked.first, blocked.due) = (*first, *due);
                 if *is_complete {
-                    parked.next_check = now.after(CHECK_INTERVAL);
+                    blocked.next_check = now.after(CHECK_INTERVAL);
                 }
             }
             // `None` if the position of the flow has moved during the scan, because a job before it did not fit. The next scan
@@ -328,7 +329,7 @@ impl LookAhead {
         for (flow, entry) in self.flows.iter_mut().filter(|(flow, _)| !found.contains(flow)) {
             if !others.contains(flow) {
                 // No jobs wait for the topic any more.
-                entry.parked = None;
+                entry.blocked = None;
             }
             if let Some(until) = entry.scanned_until.take() {
                 flows.insert(flow.clone(), entry.advance(Cursor::end_of(until)));
@@ -362,6 +363,6 @@ impl LookAhead {
     pub(super) fn end_load(&mut self) {
         let base = self.base;
         self.flows
-            .retain(|_, entry| entry.parked.is_some() || entry.cursor < base);
+            .retain(|_, entry| entry.blocked.is_some() || entry.cursor < base);
     }
 }

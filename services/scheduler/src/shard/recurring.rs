@@ -358,14 +358,14 @@ impl Shard {
             schedule,
             problem,
             ?delay,
-            "cannot create the job of an occurrence; trying again"
+            "cannot create the job of an occurrence; retrying"
         );
         writes.tally.postponed_occurrences += 1;
         let postponed = schedules::postpone(record, problem, now.after(delay));
         match postponed.map(|record| schedules::entry(entry.id, &record)) {
             Ok(Ok(entry)) => self.save(Arc::new(entry), now, writes),
-            Ok(Err(error)) => tracing::error!(schedule, %error, "index contains an invalid schedule record"),
-            Err(error) => tracing::error!(schedule, %error, "index contains an invalid schedule record"),
+            Ok(Err(error)) => tracing::error!(schedule, %error, "invalid schedule record in the index"),
+            Err(error) => tracing::error!(schedule, %error, "invalid schedule record in the index"),
         }
     }
 
@@ -402,7 +402,7 @@ impl Shard {
         if let Some(skipped) = decision.skipped {
             tracing::info!(
                 schedule = %stored.schedule.id(), skipped = skipped.count, until = %skipped.until,
-                "skipped occurrences that were missed"
+                "missed occurrences skipped"
             );
             stored.skipped += skipped.count;
             writes.tally.skipped_occurrences += skipped.count;
@@ -444,7 +444,7 @@ fn invalid(error: &RecordError) -> Failure {
 fn shown(record: &Bytes) -> Option<v1::Schedule> {
     let shown = schedules::show(record, false);
     shown
-        .map_err(|error: RecordError| tracing::error!(%error, "cannot show a schedule"))
+        .map_err(|error: RecordError| tracing::error!(%error, "cannot decode a schedule"))
         .ok()
 }
 

@@ -82,7 +82,8 @@ impl ReleasedWaits {
         let before = std::mem::replace(&mut self.before, ends.collect());
         for (pipeline, end) in &self.before {
             if *end > before.get(pipeline).copied().unwrap_or(0) {
-                // Of what is being read, more is released now, also of what was read before.
+                // More of the records that are being read is released now, even of those that were read
+                // before.
                 self.unfinished.insert(pipeline.clone(), Stage::Unknown);
             }
         }

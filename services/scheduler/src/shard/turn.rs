@@ -88,7 +88,7 @@ pub(crate) struct Tally {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Dispatched {
     pub(super) due: Timestamp,
-    /// Since when it could be dispatched: since its due time or, if its application was held back, later.
+    /// Since when it could be dispatched: since its due time or, if its application was rate-limited, later.
     pub(crate) ready: Timestamp,
 }
 

@@ -107,10 +107,10 @@ fn cancel(id: &str) -> v1::CancelJobRequest {
     }
 }
 
-fn request(why: &str) -> v1::ChangeControlRequest {
+fn request(reason: &str) -> v1::ChangeControlRequest {
     v1::ChangeControlRequest {
         name: "app/mail".to_owned(),
-        why: why.to_owned(),
+        reason: reason.to_owned(),
         expected_revision: None,
     }
 }
@@ -172,7 +172,7 @@ fn change_control(env: &SchedulerEnv, mut control: Control) {
         rate: Some(v1::RateLimit {
             limit: Some(v1::rate_limit::Limit::PerSecond(7.0)),
         }),
-        why: "provider is slow".to_owned(),
+        reason: "provider is slow".to_owned(),
         expected_revision: None,
     };
     env.block_on(async {
@@ -193,7 +193,7 @@ fn change_control(env: &SchedulerEnv, mut control: Control) {
 fn check_control(entries: &[&v1::AuditEntry]) {
     let found: Vec<_> = entries
         .iter()
-        .map(|entry| (&*entry.action, &*entry.why, &*entry.details))
+        .map(|entry| (&*entry.action, &*entry.reason, &*entry.details))
         .collect();
     assert_eq!(
         found,
@@ -281,7 +281,7 @@ fn check_schedules(entries: &[&v1::AuditEntry]) {
     );
     for entry in entries {
         assert_eq!(entry.target, "nightly");
-        assert!(entry.why == "incident 42" || entry.details.starts_with("refused"));
+        assert!(entry.reason == "incident 42" || entry.details.starts_with("refused"));
     }
 }
 
@@ -337,7 +337,7 @@ fn check_jobs(entries: &[&v1::AuditEntry], mut expected: Vec<String>, moved: &st
         .map(|entry| (&*entry.target, &*entry.details))
         .collect();
     assert_eq!(moves, [(moved, "due after 2h")]);
-    assert!(entries.iter().all(|entry| entry.why == "incident 42"));
+    assert!(entries.iter().all(|entry| entry.reason == "incident 42"));
 }
 
 #[test]
@@ -421,6 +421,6 @@ fn kills_separate_no_change_from_entry() {
     assert_eq!(ids.len(), expected.len(), "an entry exists twice");
     assert!(changes.len() > 3, "{changes:?}");
     for entry in &entries {
-        assert_eq!(entry.why, changes[&entry.id].why);
+        assert_eq!(entry.reason, changes[&entry.id].reason);
     }
 }

@@ -41,7 +41,7 @@ fn connect(env: &SchedulerEnv, scheduler: &mut ServiceProcess) -> ControlService
 fn request(app: &str) -> v1::ChangeControlRequest {
     v1::ChangeControlRequest {
         name: format!("app/{app}"),
-        why: "test".to_owned(),
+        reason: "test".to_owned(),
         expected_revision: None,
     }
 }
@@ -67,10 +67,10 @@ fn pause_survives_restarts() {
         .lines()
         .find(|line| line.contains("control changed"))
         .unwrap();
-    for part in ["name=app/mail", "revision=1", "by=", "why=\"test\"", "Paused"] {
+    for part in ["name=app/mail", "revision=1", "by=", "reason=\"test\"", "Paused"] {
         assert!(line.contains(part), "{part}: {line}");
     }
-    // The other process obeys it too.
+    // It applies in the other process too.
     schedulers[1].until_ready_but(&format!("paused applications: {PAUSED}"));
 
     let mut sent = env.send(jobs(PAUSED, 50));
@@ -120,7 +120,7 @@ fn concurrent_changes_are_not_lost() {
         rate: Some(v1::RateLimit {
             limit: Some(v1::rate_limit::Limit::PerSecond(7.0)),
         }),
-        why: "test".to_owned(),
+        reason: "test".to_owned(),
         expected_revision: None,
     });
     let both = async { futures::join!(pause, rate) };

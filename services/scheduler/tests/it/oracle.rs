@@ -6,9 +6,10 @@
 //! field. The commands of a job have one order, that of their partition: those that had an effect come first, and each
 //! answer is the state of the job at that point.
 //!
-//! A request that replaces others with its key is such a command for the job that waits: it gives it another content and another due time,
-//! or ends it, if the priority differs. Whether the job still waited is known only to the scheduler, so the number of the job's revisions
-//! tells it. All other records must agree with that: what was replaced is never dispatched.
+//! A request that replaces others with its key is such a command for the job that waits: it gives it another
+//! content and another due time, or ends it, if the priority differs. Whether the job still waited is known
+//! only to the scheduler, so the number of the job's revisions tells it. All other records must agree with
+//! that: a replaced job is never dispatched.
 //!
 //! Pure. [`tests`] plants defects and checks that the oracle finds them.
 

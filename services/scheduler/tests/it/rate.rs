@@ -31,10 +31,10 @@ fn jobs_beyond_rate_delay_no_others() {
     };
     let jobs = (0..JOBS * partitions).flat_map(|n| [job(LIMITED, n), job(OTHER, n)]);
     let mut sent = env.send(jobs.collect());
-    let held_back =
+    let rate_limited =
         format!("redeliver_scheduler_rate_limited_jobs{{lane=\"scheduler-0\",app=\"{LIMITED}\"}}");
-    eventually("jobs are held back", DEADLINE, || {
-        match scheduler.metric(&held_back) {
+    eventually("jobs are rate-limited", DEADLINE, || {
+        match scheduler.metric(&rate_limited) {
             0 => Err("none"),
             _ => Ok(()),
         }
@@ -71,8 +71,8 @@ fn jobs_beyond_rate_delay_no_others() {
         of_app.flat_map(|(_, times)| times).max().unwrap()
     };
     assert!(last(OTHER) < last(LIMITED), "{times:?}");
-    eventually("no job is held back", DEADLINE, || {
-        match scheduler.metric(&held_back) {
+    eventually("no job is rate-limited", DEADLINE, || {
+        match scheduler.metric(&rate_limited) {
             0 => Ok(()),
             jobs => Err(jobs),
         }

@@ -21,8 +21,8 @@ pub struct ControlPage {
 }
 
 impl Controls {
-    /// A page of what somebody has changed or the settings restrict, as far as it is of a wanted kind, by name. `page_token`: that of the
-    /// previous page, or empty.
+    /// A page of the controls of the wanted kinds that were changed or that the settings restrict, by name.
+    /// `page_token`: that of the previous page, or empty.
     ///
     /// # Errors
     /// When the caller may see nothing, or the token is not one of this list.
@@ -94,7 +94,7 @@ mod tests {
             .collect();
         let show = |name: &ControlName| v1::Control {
             name: name.to_string(),
-            why: "w".repeat(1_000),
+            reason: "w".repeat(1_000),
             // As large as a release of many partitions.
             problem: "p".repeat(if matches!(name, ControlName::Tier(..)) {
                 1 << 20

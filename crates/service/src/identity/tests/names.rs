@@ -63,7 +63,7 @@ async fn the_same_name_differs_by_mechanism() {
     ] {
         assert!(names.contains(name), "{name} {names:?}");
     }
-    // Nobody is called like what the services themselves decide, or like a caller without credentials.
+    // No caller is named like the services themselves, or like a caller without credentials.
     assert!(!names.contains("automatic") && !names.contains("anonymous"));
 }
 

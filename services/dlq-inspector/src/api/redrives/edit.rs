@@ -30,7 +30,7 @@ impl Api {
         let spec = checked(&v1::PlanRedriveRequest {
             kind: v1::RedriveKind::Redrive.into(),
             destination: request.destination.clone(),
-            why: request.why.clone(),
+            reason: request.reason.clone(),
             request_id: request.request_id.clone(),
             all_at_once: true,
             observe: request.observe,
@@ -71,7 +71,7 @@ impl Api {
             viewer.require_destination(destination)?;
         }
         let stored = self.record_of(&letter).await?;
-        // What was left out of the dead letter, nobody has seen.
+        // The editor has not seen the omitted parts of the dead letter.
         let target = match self
             .redrives
             .destinations
@@ -99,8 +99,8 @@ impl Api {
         Err(status(Code::FailedPrecondition, text, "EDIT_DISABLED", []))
     }
 
-    /// Refuses an edit if the record cannot be written to its destination, or the edit not to the topic of redrives. Batches can be compressed, but nobody knows
-    /// how well.
+    /// Refuses an edit if the record cannot be written to its destination, or the edit not to the topic of
+    /// redrives. Batches can be compressed, but it is unknown how well.
     async fn check_sizes(&self, record: Output, item: &Item, edit: &Edit) -> Result<(), Status> {
         let mut chunks = job::chunks(std::slice::from_ref(item));
         if let Some(chunk) = chunks.first_mut() {

@@ -34,7 +34,7 @@ const MAX_DESTINATIONS: usize = 100;
 /// The maximum number of ids in a request.
 const MAX_IDS: usize = 10_000;
 /// The maximum size of a reason, in bytes.
-const MAX_WHY: usize = 1_000;
+const MAX_REASON: usize = 1_000;
 /// The maximum size of the id of a request, in bytes.
 const MAX_REQUEST_ID: usize = 100;
 /// The maximum rate.
@@ -91,7 +91,7 @@ impl Api {
         let kind = Kind::from_wire(request.kind());
         let kind = kind.ok_or_else(|| invalid("kind", problem, "KIND_INVALID", []))?;
         let mut spec = checked(&request)?;
-        // What was done since leaves nothing to plan, and the repeated request would fail.
+        // Once the job has run, nothing is left to plan, and the repeated request would fail.
         let key = RequestKey::new("plan", std::mem::take(&mut request.request_id), &request);
         if let Some(job) = self.job_of_request(viewer, &key)? {
             return self.redrive_message(viewer, &job).await;
@@ -402,7 +402,7 @@ fn too_large(sizes: &BTreeMap<String, Vec<u64>>, limits: &BTreeMap<String, u64>)
 
 /// The part of a job that follows from the request alone.
 pub(super) fn checked(request: &v1::PlanRedriveRequest) -> Result<v1::Redrive, Status> {
-    check_text("why", &request.why, MAX_WHY, "WHY_INVALID")?;
+    check_text("reason", &request.reason, MAX_REASON, "REASON_INVALID")?;
     check_text(
         "request_id",
         &request.request_id,
@@ -439,7 +439,7 @@ pub(super) fn checked(request: &v1::PlanRedriveRequest) -> Result<v1::Redrive, S
         } else {
             format!("group = {}", request.group)
         },
-        why: request.why.clone(),
+        reason: request.reason.clone(),
         rate_per_second: request.rate_per_second,
         all_at_once: request.all_at_once,
         max_returned_share: share,
@@ -531,7 +531,7 @@ impl Plan {
                 Ok(target) => {
                     let topic = target.topic.to_string();
                     *self.destinations.entry(topic.clone()).or_default() += 1;
-                    // Whoever sees the job sees its warnings, and so perhaps the size of what is masked.
+                    // A caller who sees the job sees its warnings, and so perhaps the size of what is masked.
                     let mask = self.masking.of(&letter.id.topic);
                     if !mask.has_key() && !mask.has_fields() {
                         let size = letter.key_size(&headers) + letter.value_size.unwrap_or(0);
@@ -673,7 +673,7 @@ mod tests {
     use super::*;
     use crate::dialect::Facts;
     use crate::fingerprint::GroupId;
-    use crate::ledger::{Entry, State};
+    use crate::ledger::{LedgerEntry, State};
     use crate::letter::{HASH_BYTES, MAX_KEY, headers_size};
 
     /// A dead letter of another framework, whose record was read from this topic.
@@ -691,7 +691,7 @@ mod tests {
             dead_at: now,
             indexed_at: now,
             state: State::Open,
-            entry: Entry::default(),
+            entry: LedgerEntry::default(),
             facts: Facts::read(&headers),
             value_size: Some(7),
             content: [0; HASH_BYTES],
@@ -796,7 +796,7 @@ mod tests {
     fn plan_warns_about_too_large_records() {
         let sizes = [("a", vec![10, 101, 102]), ("b", vec![1_000]), ("c", vec![1_000])];
         let sizes = sizes.map(|(topic, sizes)| (topic.to_owned(), sizes)).into();
-        // Nobody knows what `c` accepts.
+        // The limit of `c` is unknown.
         let limits = [("a", 100), ("b", 1_000)].map(|(topic, limit)| (topic.to_owned(), limit));
         let warnings = too_large(&sizes, &limits.into());
         assert_eq!(
@@ -822,9 +822,9 @@ mod tests {
         assert_eq!((spec.max_returned_share, spec.observe), (0.2, None));
         for (change, expected) in [
             (
-                &(|request: &mut v1::PlanRedriveRequest| request.why = "x".repeat(1_001))
+                &(|request: &mut v1::PlanRedriveRequest| request.reason = "x".repeat(1_001))
                     as &dyn Fn(&mut v1::PlanRedriveRequest),
-                "WHY_INVALID",
+                "REASON_INVALID",
             ),
             (
                 &|request| request.request_id = "\u{1b}".to_owned(),

@@ -61,7 +61,7 @@ pub(super) fn hide_topics(
         // It may name any topic of the pipelines that read the destinations.
         HIDDEN.clone_into(&mut job.problem);
     }
-    let texts = [&mut job.brake, &mut job.filter, &mut job.why];
+    let texts = [&mut job.auto_pause_reason, &mut job.filter, &mut job.reason];
     for text in job.warnings.iter_mut().chain(texts) {
         hide_in(text, &hidden);
     }

@@ -25,7 +25,7 @@ const DEFINITION: usize = 500;
 pub(super) struct Budget {
     names: usize,
     extensions: usize,
-    /// The approximate size in memory of what was reduced, in bytes.
+    /// The approximate size in memory of the reduced schema, in bytes.
     pub(super) size: usize,
 }
 

@@ -73,8 +73,8 @@ impl Writer {
         written.map_err(|_| self.json.error())
     }
 
-    /// Writes the message that another one contains. If the schema does not have its type, or it does not match it, only the name of the type is
-    /// written: nobody could find what is masked in bytes.
+    /// Writes the message that another one contains. If the schema does not have its type, or it does not
+    /// match it, only the name of the type is written: what is masked cannot be found in bytes.
     fn any(&mut self, any: &DynamicMessage, type_url: &str, content: Bytes, depth: usize) -> Written {
         if type_url.is_empty() {
             return self.json.push("{}");

@@ -40,7 +40,7 @@ fn unusable_index_is_replaced() {
 
     let Fixture { directory, index, .. } = fixture;
     drop(index);
-    std::fs::write(&path, b"this is no database").unwrap();
+    std::fs::write(&path, b"this is not a database").unwrap();
     let index = Index::open(directory.path(), &[]).unwrap();
     assert!(index.is_new);
     drop(index);

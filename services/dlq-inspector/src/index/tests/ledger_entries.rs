@@ -22,7 +22,7 @@ fn entry_applies_before_or_after_letter() {
         (State::Redriven, "ann")
     );
     assert_eq!(
-        (redriven.entry.note.as_str(), redriven.entry.time),
+        (redriven.entry.reason.as_str(), redriven.entry.time),
         ("because", Some(Timestamp::from_millis(9)))
     );
     fixture.mark("t-dlq/0/1", None);

@@ -137,13 +137,13 @@ impl World {
         self.batch.outputs.iter().map(|output| &*output.topic).collect()
     }
 
-    fn progress(&self, id: &str) -> jobs::Entry {
+    fn progress(&self, id: &str) -> jobs::JobEntry {
         let jobs = self.executor.jobs.as_ref().unwrap();
         (**jobs.get(id).unwrap()).clone()
     }
 }
 
-fn done(job: Job, entry: &Entry, to: u32) -> Step {
+fn done(job: Job, entry: &JobEntry, to: u32) -> Step {
     let items = entry.items(0).unwrap();
     let before = entry.progress();
     let tried = items[before.next as usize..to as usize].iter().map(|item| Tried {
@@ -164,7 +164,7 @@ fn done(job: Job, entry: &Entry, to: u32) -> Step {
         job,
         returned: None,
         is_observation: false,
-        brake: None,
+        auto_pause: None,
         problem: String::new(),
         now: Timestamp::from_millis(1_000_000),
     }
@@ -437,7 +437,7 @@ fn unwritten_step_ends_with_cancelled_job() {
             .executor
             .accept(owner(), job_record("1", RedriveState::Cancelled, 3), now);
         world.finish();
-        // The reason is about a job that has changed: nobody needs it.
+        // The reason is about a job that has changed, and is not needed.
         assert_eq!(world.topics(), Vec::<&str>::new());
         world.finish();
         assert_eq!(world.step(), "2");

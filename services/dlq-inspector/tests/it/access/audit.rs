@@ -140,7 +140,7 @@ async fn disclosures_are_recorded_for_auditors() {
     request.by = "bob".to_owned();
     let status = auditor.list_audit_entries(request).await.unwrap_err();
     assert_eq!(reason(&status).as_deref(), Some("TOKEN_OF_ANOTHER_QUESTION"));
-    // Nobody else.
+    // No other caller.
     for caller in ["eve", "metadata"] {
         let mut other = audit_client(&callers, &channel, caller);
         let refused = other
@@ -159,7 +159,7 @@ async fn disclosures_are_recorded_for_auditors() {
         assert_eq!(output.code, Some(0), "{output:?}");
         output.stdout
     };
-    run("eve", &["show", &id, "--why", "Störung 4711", "--payload"]);
+    run("eve", &["show", &id, "--reason", "Störung 4711", "--payload"]);
     run("eve", &["ls"]);
     let shown: Value = serde_json::from_str(&run("auditor", &["audit", "-o", "json"])).unwrap();
     let shown = shown.as_array().unwrap();
@@ -169,7 +169,7 @@ async fn disclosures_are_recorded_for_auditors() {
             &shown[5]["by"],
             &shown[5]["action"],
             &shown[5]["target"],
-            &shown[5]["why"]
+            &shown[5]["reason"]
         ),
         (
             &json!("token:eve"),
@@ -178,7 +178,7 @@ async fn disclosures_are_recorded_for_auditors() {
             &json!("Störung 4711")
         )
     );
-    assert_eq!(shown[4]["why"], json!(null));
+    assert_eq!(shown[4]["reason"], json!(null));
     let table = run(
         "auditor",
         &["audit", "--by", "token:eve", "--action", "dead-letters.watch"],
@@ -279,7 +279,7 @@ async fn entry_has_reason_and_no_secrets() {
     assert!(!listed.unwrap().into_inner().dead_letters.is_empty());
     for invalid in ["%ff", "a%07b"] {
         let refused = eve.list_dead_letters(with_reason(invalid)).await.unwrap_err();
-        assert_eq!(reason(&refused).as_deref(), Some("WHY_INVALID"), "{invalid}");
+        assert_eq!(reason(&refused).as_deref(), Some("REASON_INVALID"), "{invalid}");
     }
     let request = v1::PlanRedriveRequest {
         kind: v1::RedriveKind::Discard.into(),
@@ -290,12 +290,12 @@ async fn entry_has_reason_and_no_secrets() {
     assert_eq!(planned.unwrap().into_inner().filter, recorded);
     let mut auditor = audit_client(&callers, &channel, "auditor");
     let all = entries(&mut auditor, v1::ListAuditEntriesRequest::default(), 100).await;
-    for (action, why) in [("dead-letters.list", "St\u{f6}rung\n4711"), ("redrives.plan", "")] {
+    for (action, reason) in [("dead-letters.list", "St\u{f6}rung\n4711"), ("redrives.plan", "")] {
         let of_action = all
             .iter()
             .filter(|entry| entry.action == action && !entry.filter.is_empty());
-        let found: Vec<_> = of_action.map(|entry| (&*entry.filter, &*entry.why)).collect();
-        assert_eq!(found, [(recorded, why)], "{action}");
+        let found: Vec<_> = of_action.map(|entry| (&*entry.filter, &*entry.reason)).collect();
+        assert_eq!(found, [(recorded, reason)], "{action}");
     }
 }
 

@@ -289,7 +289,7 @@ async fn registry_gets_credentials_of_files() {
         found.problem,
         "the inspector cannot use the schema registry: it answers 401 Unauthorized to the credentials"
     );
-    // It is no outage: other schemas are fetched.
+    // It is not an outage: other schemas are fetched.
     std::fs::write(&password, "one").unwrap();
     let found = decoded(&mut all, &format!("{orders}/0/3")).await.unwrap();
     assert_eq!((&*found.json, &*found.problem), ("\"a\"", ""));

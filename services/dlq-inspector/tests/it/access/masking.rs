@@ -31,7 +31,7 @@ const SHOWN: [&str; 4] = ["shown-field", "shown-header", "shown-message", "shown
 const RULES: &str = r#"[{"topics": ["*-orders-dlq"], "key": true, "fields": ["/card/number", "/**/pan"], "headers": ["X-User"],
     "messages": ["[a-z]*[0-9][a-z]+-[0-9]{4}"]}]"#;
 
-/// Dead letters of two dialects, and one whose value is no JSON document.
+/// Dead letters of two dialects, and one whose value is not a JSON document.
 fn letters() -> Vec<Dead> {
     let [key, field, header, message, stack, not_json] = MASKED;
     let value = format!(
@@ -346,7 +346,7 @@ async fn no_method_answers_what_is_masked() {
     assert_eq!(watched.len(), 3);
     let group = groups(&mut client, &own, &mut answers).await.remove(0).id;
     let raw = || Grpc::new(Sending::new(channel.clone(), callers.interceptor("masked")));
-    // Of a caller who sees everything: others see the job without what was searched for.
+    // Of a caller who sees everything: others see the job without its search texts.
     let discards = |filter: String| v1::PlanRedriveRequest {
         kind: v1::RedriveKind::Discard.into(),
         filter,
@@ -494,7 +494,7 @@ async fn no_method_answers_what_is_masked() {
             "DeadLetterService/MuteGroup",
             v1::MuteGroupRequest {
                 id: group.clone(),
-                why: "known".to_owned(),
+                reason: "known".to_owned(),
                 ..v1::MuteGroupRequest::default()
             }
             .encode_to_vec(),

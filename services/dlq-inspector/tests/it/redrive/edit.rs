@@ -27,7 +27,7 @@ pub(crate) async fn edit(inspector: &mut Inspector, id: &str, value: &[u8]) -> v
             value: bytes(Some(value)),
             ..v1::RedriveEdit::default()
         }),
-        why: "typo".to_owned(),
+        reason: "typo".to_owned(),
         ..v1::PlanEditRequest::default()
     }
 }
@@ -319,7 +319,7 @@ async fn edit_needs_scopes_for_everything() {
         assert!(refused.message().contains(&scope), "{refused:?}");
     }
     let job = client("").plan_edit(request).await.unwrap().into_inner();
-    // Somebody who may not edit does not start it either, and may cancel it.
+    // A caller who may not edit may not start it either, but may cancel it.
     for lacking in ["payload", "unmasked", "edit", "operate"] {
         let refused = client(lacking).start_redrive(change(&job.id)).await.unwrap_err();
         assert_eq!(refused.code(), Code::PermissionDenied, "{lacking}: {refused:?}");

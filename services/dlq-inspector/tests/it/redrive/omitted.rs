@@ -40,7 +40,7 @@ async fn omitted_payload_is_read_at_origin() {
     };
     let originals: Vec<Dead> = (0..4).map(original).collect();
     let positions = world.env.put(&source, 0, originals.clone()).await;
-    // A topic of somebody else, with the same record.
+    // A topic of another team, with the same record.
     let secret = world.env.create_topic("secret", 1).await;
     world.env.put(&secret, 0, vec![original(3)]).await;
     let elsewhere = Position {

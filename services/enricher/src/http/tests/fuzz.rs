@@ -64,8 +64,8 @@ fn documents() -> Vec<Vec<u8>> {
     .into()
 }
 
-/// Whatever else a valid document contains, it chooses the output, nothing else of it changes in a merge, and it is a part of calls for several
-/// records.
+/// Whatever else a valid document contains, it chooses the output, only its field changes in a merge, and it
+/// is a part of calls for several records.
 fn check_valid_json(count: u32) {
     let document = |random: &mut fastrand::Rng| {
         let meta = valid_json::object(random, &[("queue", "\"a\"")]);

@@ -50,7 +50,7 @@ impl Target {
         matches!(self, Self::File { .. })
     }
 
-    /// Keeps what was written.
+    /// Keeps the written file.
     pub(super) fn keep(self) -> Result<(), CliError> {
         let writing = |error| CliError::Io("writing the export", error);
         match self {
@@ -125,7 +125,7 @@ mod tests {
         let mut target = Target::file(&path, true).unwrap();
         target.write_all(b"two").unwrap();
         drop(target);
-        // An export that failed leaves the previous file, and nothing else.
+        // A failed export leaves only the previous file.
         assert_eq!((std::fs::read(&path).unwrap(), names()), (b"one".to_vec(), 1));
         let mut target = Target::file(&path, true).unwrap();
         target.write_all(b"three").unwrap();

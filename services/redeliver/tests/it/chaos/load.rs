@@ -36,7 +36,7 @@ impl Load {
     }
 }
 
-/// Produces at this rate from before `chaos` starts until it is over, and returns what was produced.
+/// Produces at this rate from before `chaos` starts until it is over, and returns the produced records.
 pub(crate) fn under_load(pipe: &Pipe, per_second: u32, chaos: impl FnOnce(&Load)) -> Vec<Sent> {
     under_load_of(pipe, per_second, record, chaos)
 }

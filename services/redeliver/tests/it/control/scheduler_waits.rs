@@ -116,7 +116,7 @@ fn release_survives_scheduler_kills() {
     waits.let_wait("waits", RECORDS);
     let name = waits.name();
     let cli = Cli::new(&waits.pipe, &mut waits.inspector);
-    let refused = cli.run(&["pause", &name, "--why", "test"]);
+    let refused = cli.run(&["pause", &name, "--reason", "test"]);
     assert!(refused.stderr.contains("can only be released"), "{refused:?}");
     waits.release();
     waits.produce("late", 20);

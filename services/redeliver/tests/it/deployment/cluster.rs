@@ -359,7 +359,7 @@ fn release_is_scaled_and_rolled_back() {
     let desired = cluster.desired();
     cluster.helm("test", &["--timeout", "2m"]);
 
-    // Scaling a tier changes nothing else.
+    // Scaling a tier changes only its replicas.
     let before = cluster.versions();
     let scale = ["--wait", "--timeout", "2m", "--set", "retryTiers.5s.replicas=4"];
     cluster.helm("upgrade", &scale);

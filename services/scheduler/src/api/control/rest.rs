@@ -45,7 +45,7 @@ pub(in crate::api) fn add<I: Index>(
         .with(__path_reset, &reset::<I>, max_body)
 }
 
-/// A page of the applications that somebody has changed, and those that the configuration pauses or limits.
+/// A page of the applications that were changed, and those that the configuration pauses or limits.
 #[derive(Serialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
 pub(in crate::api) struct ControlsResponse {
@@ -121,10 +121,10 @@ async fn show<I: Index>(
 #[derive(Default, Deserialize, ToSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub(in crate::api) struct ControlChange {
-    /// Why, for others. At most 1000 bytes.
+    /// The reason, for the audit log. At most 1000 bytes.
     #[serde(default)]
-    why: String,
-    /// Answer 409 unless the application has this revision; 0: nobody has changed it yet.
+    reason: String,
+    /// Answer 409 unless the application has this revision; 0: it was never changed.
     expected_revision: Option<u64>,
 }
 
@@ -136,10 +136,10 @@ pub(in crate::api) struct ControlRate {
     rate_per_second: Option<f64>,
     /// `true`: there is no limit, whatever the configuration says.
     unlimited: Option<bool>,
-    /// Why, for others. At most 1000 bytes.
+    /// The reason, for the audit log. At most 1000 bytes.
     #[serde(default)]
-    why: String,
-    /// Answer 409 unless the application has this revision; 0: nobody has changed it yet.
+    reason: String,
+    /// Answer 409 unless the application has this revision; 0: it was never changed.
     expected_revision: Option<u64>,
 }
 
@@ -184,7 +184,7 @@ async fn pause<I: Index>(
 
 /// Resumes an application
 ///
-/// Also if the configuration pauses it. Needs the scope `control:write` for the application.
+/// Even if the configuration pauses it. Needs the scope `control:write` for the application.
 #[utoipa::path(
     post,
     path = "/v1/applications/{app}/control:resume",
@@ -227,7 +227,7 @@ async fn set_rate<I: Index>(
 ) -> Result<Json<ControlView>, Problem> {
     let verb = ChangeVerb::Rate(options.limit()?);
     let options = ControlChange {
-        why: options.why,
+        reason: options.reason,
         expected_revision: options.expected_revision,
     };
     change(&jobs, &caller, app, verb, options).await
@@ -266,7 +266,7 @@ async fn change<I: Index>(
     let wanted = WantedChange {
         name: ControlName::application(&app),
         verb,
-        why: options.why,
+        reason: options.reason,
         expected_revision: options.expected_revision,
     };
     let changed = jobs.controls.change(caller, wanted).await;

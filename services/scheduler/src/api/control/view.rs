@@ -6,13 +6,13 @@ use redeliver_proto::v1::rate_limit::Limit;
 use serde::Serialize;
 use utoipa::ToSchema;
 
-/// What an operator wants of an application, and what follows from it.
+/// The desired state of an application that an operator has set, and the effective one.
 #[derive(Debug, Serialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct ControlView {
     /// Such as `app/sms`.
     name: String,
-    /// Increases with each change. 0: nobody has changed it yet.
+    /// Increases with each change. 0: it was never changed.
     revision: u64,
     #[serde(skip_serializing_if = "Option::is_none")]
     changed_at: Option<String>,
@@ -21,13 +21,14 @@ pub(crate) struct ControlView {
     changed_by: String,
     /// Why, in the words of the caller.
     #[serde(skip_serializing_if = "String::is_empty")]
-    why: String,
-    /// What is wanted. What is missing is as the configuration says. Missing completely if it cannot be read.
+    reason: String,
+    /// The desired state. Missing fields are as the configuration says. Missing completely if it cannot be
+    /// read.
     #[serde(skip_serializing_if = "Option::is_none")]
     desired: Option<StateView>,
-    /// What applies. Without a rate, there is no limit.
+    /// The effective state. Without a rate, there is no limit.
     effective: StateView,
-    /// Why it is not, or not completely, obeyed as it was written.
+    /// Why the stored value is not, or only partially, applied.
     #[serde(skip_serializing_if = "String::is_empty")]
     problem: String,
 }
@@ -83,7 +84,7 @@ impl From<v1::Control> for ControlView {
             revision: control.revision,
             changed_at: changed_at.map(|time| time.to_string()),
             changed_by: control.changed_by,
-            why: control.why,
+            reason: control.reason,
             desired,
             effective,
             problem: control.problem,

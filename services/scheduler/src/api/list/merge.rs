@@ -97,8 +97,8 @@ impl<T> PageMerge<T> {
         read.collect()
     }
 
-    /// Adds what was read of a shard: rows in the order of their cursors, and whether no further rows follow. Without rows, there must
-    /// be no further ones.
+    /// Adds a page of a shard: rows in the order of their cursors, and whether no further rows follow.
+    /// Without rows, there must be no further ones.
     pub(super) fn add(&mut self, shard: usize, rows: Vec<(Cursor, T)>, is_complete: bool) {
         let last = rows.last().map(|(cursor, _)| *cursor);
         if let Some(progress) = self.shards.get_mut(shard) {

@@ -97,7 +97,7 @@ impl Entry {
                 let (entry, shard) = (row.cursor.id, row.cursor.id.shard());
                 let id = known.map(|(id, _)| id).unwrap_or_default();
                 let problem = error_chain(&error);
-                tracing::error!(%entry, shard, id, problem, "index contains an invalid schedule record");
+                tracing::error!(%entry, shard, id, problem, "invalid schedule record in the index");
                 Self::Unreadable(v1::UnreadableSchedule { id, shard, problem })
             }
         })

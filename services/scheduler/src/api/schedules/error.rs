@@ -72,7 +72,7 @@ impl ScheduleError {
                 ),
             ),
             Self::Pending { id, job, pending } => {
-                let Pending { position, why } = pending;
+                let Pending { position, reason } = pending;
                 let advice = job.map_or_else(
                     || "get the schedule before you repeat the request".to_owned(),
                     |job| format!("the job is {job}; get it before you trigger again"),
@@ -82,7 +82,7 @@ impl ScheduleError {
                     unknown_http,
                     "PENDING",
                     format!(
-                        "{why}; the command for schedule {id} is in Kafka ({position}) and will take effect; {advice}"
+                        "{reason}; the command for schedule {id} is in Kafka ({position}) and will take effect; {advice}"
                     ),
                 )
             }
@@ -149,7 +149,7 @@ mod tests {
             job,
             pending: Pending {
                 position: position.clone(),
-                why: NoOutcome::Timeout(Duration::from_secs(10)),
+                reason: NoOutcome::Timeout(Duration::from_secs(10)),
             },
         };
         let unconfirmed = |is_trigger| ScheduleError::Unconfirmed {

@@ -60,8 +60,9 @@ pub(in crate::api) fn add<I: Index>(
 
 /// Creates a schedule
 ///
-/// Its first occurrence is after the creation, and its progress begins anew, also if the body is what `GET` returned of another one. The
-/// `state` that it shows must be that of the new schedule, which is not paused. Needs the scope `jobs:write` for the application.
+/// Its first occurrence is after the creation, and its progress starts from zero, even if the body is the
+/// response of `GET` for another one. The `state` that it shows must be that of the new schedule, which is
+/// not paused. Needs the scope `jobs:write` for the application.
 #[utoipa::path(
     post,
     path = "/v1/schedules",
@@ -103,7 +104,8 @@ async fn create<I: Index>(
 pub(in crate::api) struct SchedulesResponse {
     /// By the due time of the next occurrence, without key, data and headers of their jobs; paused and finished ones last.
     schedules: Vec<ScheduleView>,
-    /// What would be on this page if this scheduler could read it. With `app`, also those of which it cannot read the application.
+    /// Unreadable schedules that belong to this page. With `app`, also those of which it cannot read the
+    /// application.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     unreadable: Vec<UnreadableView>,
     /// The `pageToken` of the next page; missing on the last page.
@@ -365,8 +367,8 @@ pub(in crate::api) struct TriggeredSchedule {
 
 /// Creates one additional job of a schedule now
 ///
-/// Also if the schedule is paused or finished. It changes neither the following occurrences nor the count. Needs the scope `jobs:write`
-/// for the application of the schedule.
+/// Even if the schedule is paused or finished. It changes neither the following occurrences nor the count.
+/// Needs the scope `jobs:write` for the application of the schedule.
 #[utoipa::path(
     post,
     path = "/v1/schedules/{id}:trigger",

@@ -17,7 +17,7 @@ use fred::types::config::{TlsConfig, TlsHostMapping};
 use fred::types::{ConnectHandle, CustomCommand, InfoKind};
 use fred::util::{redis_keyslot, sha1_hash};
 use prometheus_client::metrics::gauge::Gauge;
-use redeliver_runtime::config::{Problem, RedisConfig, redact_url};
+use redeliver_runtime::config::{InvalidField, RedisConfig, redact_url};
 use redeliver_runtime::error_chain::error_chain;
 use redeliver_runtime::tasks::Tasks;
 use redeliver_runtime::tls::{client_builder, trusted_roots};
@@ -229,7 +229,7 @@ fn unavailable(error: Error) -> IndexError {
     IndexError::Unavailable(describe(&error))
 }
 
-impl From<ConnectError> for Problem {
+impl From<ConnectError> for InvalidField {
     fn from(error: ConnectError) -> Self {
         let (field, problem) = match error {
             ConnectError::Url { url, problem } => ("redis.url", format!("{url} cannot be used: {problem}")),

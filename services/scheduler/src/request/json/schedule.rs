@@ -91,7 +91,7 @@ pub(crate) struct ScheduleRequest<'a> {
     #[serde(default, deserialize_with = "number")]
     #[schema(minimum = 1)]
     revision: Option<u32>,
-    // What a schedule shows besides its definition is ignored, so that what was read can be sent again.
+    // Output fields of a schedule are ignored, so that a response can be sent as a request.
     #[schema(ignore)]
     _created_at: Option<IgnoredAny>,
     #[schema(ignore)]
@@ -161,7 +161,7 @@ impl Object for Misfire {
     const EXPECTED: &str = "an object with `policy`, `limit` and `grace`";
 }
 
-/// A definition, and what was written with it.
+/// A definition, and the fields written with it.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ReadSchedule {
     /// The id of the schedule.

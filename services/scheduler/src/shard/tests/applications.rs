@@ -41,9 +41,9 @@ fn quota_counts_waiting_jobs() {
         assert_eq!(code, "");
         id
     };
-    let assert_full = |world: &mut World, why: &str| {
+    let assert_full = |world: &mut World, reason: &str| {
         for delay in [0, 60_000] {
-            assert_eq!(code(world, "app", delay).1, QUOTA_EXCEEDED, "{why}");
+            assert_eq!(code(world, "app", delay).1, QUOTA_EXCEEDED, "{reason}");
         }
     };
     accepted(&mut world, 0);
@@ -102,8 +102,8 @@ fn paused_jobs_wait_until_resumed() {
         (count_dispatched(&world, &jobs), world.dead_letters.len()),
         (0, 0)
     );
-    let parked = world.shard.parked();
-    assert_eq!(parked, [(Obstacle::Paused("gone".into()), jobs.len())].into());
+    let blocked = world.shard.blocked();
+    assert_eq!(blocked, [(Obstacle::Paused("gone".into()), jobs.len())].into());
     assert_eq!(world.shard.window_len(), 0);
     // Its jobs can be cancelled.
     world.cancel(jobs[0]);

@@ -89,16 +89,16 @@ fn running_scan_delays_no_job() {
 }
 
 #[test]
-fn empty_flow_is_not_parked() {
+fn empty_flow_is_not_blocked() {
     let mut world = World::new();
     let lasting = Duration::from_secs(1);
     world.topics.set(Presence::Missing { lasting });
     let job = world.schedule("gone", 100, None);
     world.advance(300);
-    assert_eq!(world.shard.parked().values().sum::<usize>(), 1);
+    assert_eq!(world.shard.blocked().values().sum::<usize>(), 1);
     world.cancel(job);
     world.advance(300);
-    assert!(world.shard.parked().is_empty(), "{:?}", world.shard.parked());
+    assert!(world.shard.blocked().is_empty(), "{:?}", world.shard.blocked());
 }
 
 #[test]

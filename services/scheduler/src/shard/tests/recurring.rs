@@ -386,7 +386,7 @@ fn schedule_without_application_is_retried() {
     world.step_seconds(70);
     let stored = world.stored("s").unwrap();
     assert_eq!(stored.problem, None);
-    // What was due for more than a minute is missed, and only the latest of it is dispatched.
+    // Occurrences due for more than a minute are missed, and only the latest is dispatched.
     assert!(stored.skipped > 0 && !world.occurrences("s").is_empty());
     let decided = stored
         .schedule

@@ -10,7 +10,7 @@ const FAR: Duration = Duration::from_secs(86_400 * 30);
 const RELEASED: usize = 30;
 const LATER: usize = 5;
 
-/// An operator has released what was before this offset of the ingest topic with this id.
+/// An operator has released the waits before this offset of the ingest topic with this id.
 fn release(topic: TopicId, end: usize) -> AppStates {
     release_at(None, topic, end)
 }
@@ -27,7 +27,7 @@ fn release_at(at: Option<Timestamp>, topic: TopicId, end: usize) -> AppStates {
     }
 }
 
-/// The release of what was before this offset is finished.
+/// The release of the waits before this offset is finished.
 fn finished(before: usize) -> FinishedRelease {
     FinishedRelease {
         topic: ingest_id(),
@@ -271,7 +271,7 @@ fn late_release_waits_for_missing_topic() {
         let missing = Presence::Missing { lasting: hour };
         world.settings.due_action(missing, &AppStates::default(), job, at)
     };
-    assert_eq!(action(&released, now), DueAction::Park);
+    assert_eq!(action(&released, now), DueAction::Block);
     assert_eq!(action(&released, now.after(TIMEOUT)), DueAction::DeadLetter);
     // After a step back of the clock, it does not wait until it is due.
     assert_eq!(released.due, world.now);

@@ -59,16 +59,20 @@ fn missing_topic_delays_no_others() {
     world.advance(900);
     assert_eq!(count_dispatched(&world, &others), others.len());
     assert_eq!(count_dispatched(&world, &gone), 0);
-    assert_eq!(world.shard.window_len(), 0, "parked jobs take room in the window");
-    // A new owner finds the parked jobs again.
+    assert_eq!(
+        world.shard.window_len(),
+        0,
+        "blocked jobs take room in the window"
+    );
+    // A new owner finds the blocked jobs again.
     world.restart();
     world.advance(100);
-    let parked = |world: &World| world.shard.parked().values().sum::<usize>();
-    assert_eq!(parked(&world), gone.len() + 2);
-    // Parked jobs can be cancelled.
+    let blocked = |world: &World| world.shard.blocked().values().sum::<usize>();
+    assert_eq!(blocked(&world), gone.len() + 2);
+    // Blocked jobs can be cancelled.
     world.cancel(cancelled);
     world.advance(50);
-    assert_eq!(parked(&world), gone.len() + 1);
+    assert_eq!(blocked(&world), gone.len() + 1);
     world.topics.set(Presence::Exists);
     let new_job = world.schedule("app", 100, None);
     world.advance(150);
@@ -79,7 +83,7 @@ fn missing_topic_delays_no_others() {
     world.advance(1_500);
     assert_eq!(count_dispatched(&world, &gone), gone.len());
     assert!(world.was_dispatched(last) && !world.was_dispatched(cancelled));
-    assert_eq!(parked(&world), 0);
+    assert_eq!(blocked(&world), 0);
     world.check();
 }
 

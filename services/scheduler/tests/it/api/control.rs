@@ -30,12 +30,12 @@ async fn application_is_paused_limited_and_reset() {
     let list = server.get("/v1/controls").await.is(200).body;
     assert_eq!(list, json!({"controls": [none]}));
 
-    let paused = post("pause", r#"{"why":"outage","expectedRevision":0}"#)
+    let paused = post("pause", r#"{"reason":"outage","expectedRevision":0}"#)
         .await
         .is(200)
         .body;
     assert_eq!(
-        (&paused["revision"], &paused["why"]),
+        (&paused["revision"], &paused["reason"]),
         (&json!(1), &json!("outage"))
     );
     assert_eq!(paused["desired"], json!({"state": "paused"}));
@@ -49,7 +49,7 @@ async fn application_is_paused_limited_and_reset() {
     );
     // A repetition has no effect, but a wrong revision is refused in any case.
     assert_eq!(post("pause", "").await.is(200).body, paused);
-    let repeated = r#"{"why":"outage","expectedRevision":0}"#;
+    let repeated = r#"{"reason":"outage","expectedRevision":0}"#;
     post("pause", repeated)
         .await
         .problem(409, "control_revised", "has revision 1");
@@ -79,10 +79,10 @@ async fn application_is_paused_limited_and_reset() {
     post("rate", r#"{"ratePerSecond":1,"unlimited":true}"#)
         .await
         .problem(422, "request.rate", both);
-    let long = json!({"why": "x".repeat(1_001)}).to_string();
+    let long = json!({"reason": "x".repeat(1_001)}).to_string();
     post("pause", &long)
         .await
-        .problem(422, "request.why", "at most 1000 bytes");
+        .problem(422, "request.reason", "at most 1000 bytes");
     for (method, path) in [
         (Method::GET, "/v1/applications/smss/control"),
         (Method::POST, "/v1/applications/smss/control:pause"),

@@ -61,7 +61,7 @@ async fn grpc_health_is_process_readiness() {
     assert_eq!(status.code(), Some(0));
     let output = server.output();
     assert!(
-        !output.contains("closing connections with requests in progress"),
+        !output.contains("grace period exceeded; dropping requests"),
         "{output}"
     );
 }

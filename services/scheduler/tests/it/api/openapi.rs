@@ -179,9 +179,9 @@ async fn document_contains_routes_and_statuses() {
     assert_eq!(ask("get", route, "/v1/applications/x/control", "").await, 404);
     for verb in ["pause", "rate", "resume", "reset"] {
         let (route, path) = (format!("{route}:{verb}"), format!("{path}:{verb}"));
-        assert_eq!(ask("post", &route, &path, r#"{"why":"test"}"#).await, 200);
+        assert_eq!(ask("post", &route, &path, r#"{"reason":"test"}"#).await, 200);
         assert_eq!(ask("post", &route, &path, "[]").await, 400);
-        assert_eq!(ask("post", &route, &path, r#"{"why":1}"#).await, 400);
+        assert_eq!(ask("post", &route, &path, r#"{"reason":1}"#).await, 400);
         let unknown = format!("/v1/applications/x/control:{verb}");
         assert_eq!(ask("post", &route, &unknown, "").await, 404);
     }

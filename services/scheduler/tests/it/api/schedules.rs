@@ -81,7 +81,7 @@ async fn manage_over_rest(server: &Server) {
     let definition = format!("{{\"id\":\"yearly\",{YEARLY},{JOB},\"headers\":{{\"h\":\"v\"}}}}");
     let created = post(server, "/v1/schedules", &definition).await.is(201);
     assert_eq!(created.location.as_deref(), Some("/v1/schedules/yearly"));
-    // At once: what was created is never unknown.
+    // At once: a created schedule is never unknown.
     let known = server.get("/v1/schedules/yearly").await.is(200);
     assert!(known.text.contains(r#""jobData":{"n": 1.50}"#), "{known:?}");
     assert_eq!(
@@ -575,7 +575,7 @@ async fn refuse_stale_definitions(server: &Server) {
     let change = |text: &str| text.replace("1.50", "2");
     let read = server.get(path).await.is(200).text;
     post(server, &format!("{path}:pause"), "{}").await.is(200);
-    // Somebody else has changed it.
+    // Another caller has changed it.
     let stale = put(&change(&read)).await;
     assert_eq!(stale.body["schedule"]["revision"], 2);
     stale.problem(409, "schedule_revised", "has revision 2");
@@ -682,11 +682,7 @@ async fn unreadable_schedules_hide_no_others() {
         .await;
     let listed = listed.unwrap().into_inner();
     assert_eq!((listed.schedules.len(), listed.unreadable.len()), (2, 1));
-    assert!(
-        server
-            .output()
-            .contains("index contains an invalid schedule record")
-    );
+    assert!(server.output().contains("invalid schedule record in the index"));
     server.shut_down();
 }
 

@@ -282,7 +282,7 @@ async fn recreated_topic_index_is_not_used() {
         .await
         .unwrap();
     assert_eq!(all(&index, 10).await, [(6, 2)]);
-    // Whoever still knows only the previous topic sees nothing of it, with or without a claim.
+    // A process that knows only the previous topic sees nothing of it, with or without a claim.
     fenced(redis.index.look_up(SHARD, &[], at(0)).await.map(drop));
     fenced(
         redis

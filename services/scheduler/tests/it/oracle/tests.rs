@@ -782,7 +782,7 @@ fn dispatched_replaced_jobs_are_found() {
     is_waiting("is not decided", |world| {
         world.newest("fourth", |job| job.revision = 1);
     });
-    // A job that waited was not ended, but is said to be replaced.
+    // A waiting job was not ended, but the answer claims that it was replaced.
     finds(&[Lost, Contradiction], |world| {
         world.newest("debounced", |job| job.set_state(v1::JobState::Dispatched));
     });

@@ -47,7 +47,7 @@ pub(crate) async fn previous_owner_queries_are_fenced<I: Index>(index: I) {
     for answer in answers().await {
         assert!(matches!(answer, Err(IndexError::Fenced)), "{answer:?}");
     }
-    // Anybody may read, as an API does.
+    // Any process may read, as an API does.
     assert_eq!(all(&index, 10).await, [(5, 1)]);
 }
 

@@ -17,7 +17,7 @@ pub(crate) const MAX_COPIES: usize = 1_000;
 
 /// Where a copy is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Spot {
+pub(crate) enum Location {
     /// In a topic of the pipeline.
     Topic(TopicRole),
     /// With the scheduler.
@@ -26,14 +26,14 @@ pub(crate) enum Spot {
 
 /// A copy of a record.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Copy {
-    pub(crate) spot: Spot,
+pub(crate) struct RecordCopy {
+    pub(crate) location: Location,
     pub(crate) position: Position,
     pub(crate) facts: Facts,
     pub(crate) message: Option<String>,
     /// Of a dead letter.
     pub(crate) content: Option<ContentHash>,
-    /// Whether its reader has not completed it. False in topics that nobody of ours reads.
+    /// Whether its reader has not completed it. False in topics that no service reads.
     pub(crate) is_unread: bool,
 }
 
@@ -62,8 +62,9 @@ pub(crate) enum Event {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Step {
     pub(crate) event: Event,
-    /// What was written. If somebody has decided about a dead letter and nothing was written, or the copy is not there, the dead letter.
-    pub(crate) copy: Copy,
+    /// The record that was written; if a decision has written none, or the record is not there, the dead
+    /// letter.
+    pub(crate) copy: RecordCopy,
     /// Who has decided it, when, and why.
     pub(crate) decision: Option<Decision>,
 }
@@ -82,14 +83,14 @@ pub(crate) enum Outcome {
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Life {
+pub(crate) struct Timeline {
     pub(crate) steps: Vec<Step>,
     pub(crate) outcome: Outcome,
     pub(crate) next_due: Option<Timestamp>,
     pub(crate) gaps: Vec<String>,
 }
 
-impl fmt::Display for Spot {
+impl fmt::Display for Location {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Topic(TopicRole::Source) => f.write_str("source"),
@@ -102,7 +103,7 @@ impl fmt::Display for Spot {
     }
 }
 
-impl Spot {
+impl Location {
     /// The place in a life of copies with equal attempts and times.
     fn rank(self) -> u8 {
         match self {
@@ -113,21 +114,25 @@ impl Spot {
     }
 }
 
-impl Copy {
+impl RecordCopy {
     /// Whether both are the same wait: the scheduler has a command and a job of each.
     fn is_same_wait(&self, other: &Self) -> bool {
         let wait = |copy: &Self| (copy.facts.redrives, copy.facts.attempts, copy.facts.due);
-        self.spot == Spot::Scheduler && other.spot == Spot::Scheduler && wait(self) == wait(other)
+        self.location == Location::Scheduler
+            && other.location == Location::Scheduler
+            && wait(self) == wait(other)
     }
 
     pub(crate) fn is_dead(&self) -> bool {
-        self.spot == Spot::Topic(TopicRole::DeadLetter)
+        self.location == Location::Topic(TopicRole::DeadLetter)
     }
 
     /// Whether the redrive of this dead letter has written the other copy.
     fn was_redriven_as(&self, decision: &Decision, other: &Self) -> bool {
-        let can_be = matches!(other.spot, Spot::Topic(TopicRole::Due | TopicRole::Source))
-            && other.facts.redrives > self.facts.redrives;
+        let can_be = matches!(
+            other.location,
+            Location::Topic(TopicRole::Due | TopicRole::Source)
+        ) && other.facts.redrives > self.facts.redrives;
         // Later copies have the header, too.
         let is_first = other.facts.attempts.unwrap_or(0) == 0;
         let is_same = match (&other.facts.redrive_id, &*decision.redrive_id) {
@@ -139,7 +144,7 @@ impl Copy {
 }
 
 impl Step {
-    fn new(event: Event, copy: Copy) -> Self {
+    fn new(event: Event, copy: RecordCopy) -> Self {
         Self {
             event,
             copy,
@@ -148,17 +153,23 @@ impl Step {
     }
 }
 
-/// The life of a record from its copies, in any order. `entered`: its place in the source. `decisions`: what was done with its dead letters.
-pub(crate) fn life(
+/// The life of a record from its copies, in any order. `entered`: its place in the source. `decisions`: those
+/// about its dead letters.
+pub(crate) fn timeline(
     pipeline: &Pipeline,
     entered: &Entered,
-    mut copies: Vec<Copy>,
+    mut copies: Vec<RecordCopy>,
     mut decisions: HashMap<Position, Decision>,
-) -> Life {
+) -> Timeline {
     // Clocks of different processes differ, so the number of attempts comes first.
     copies.sort_by_key(|copy| {
         let facts = &copy.facts;
-        let order = (facts.redrives, facts.attempts, facts.written, copy.spot.rank());
+        let order = (
+            facts.redrives,
+            facts.attempts,
+            facts.written,
+            copy.location.rank(),
+        );
         (order, copy.position.clone())
     });
     copies.dedup_by(|later, first| {
@@ -176,14 +187,14 @@ pub(crate) fn life(
     let mut written: HashMap<usize, Decision> = HashMap::new();
     let mut redrives = 0;
     for (index, copy) in copies.iter().enumerate() {
-        let event = match copy.spot {
-            Spot::Scheduler | Spot::Topic(TopicRole::Tier(_)) => Event::Waits,
-            Spot::Topic(TopicRole::Output) => Event::Succeeded,
-            Spot::Topic(TopicRole::DeadLetter) => Event::Died,
-            Spot::Topic(TopicRole::Due | TopicRole::Source) if copy.facts.redrives > redrives => {
+        let event = match copy.location {
+            Location::Scheduler | Location::Topic(TopicRole::Tier(_)) => Event::Waits,
+            Location::Topic(TopicRole::Output) => Event::Succeeded,
+            Location::Topic(TopicRole::DeadLetter) => Event::Died,
+            Location::Topic(TopicRole::Due | TopicRole::Source) if copy.facts.redrives > redrives => {
                 Event::Redriven
             }
-            Spot::Topic(TopicRole::Due | TopicRole::Source) => Event::Released,
+            Location::Topic(TopicRole::Due | TopicRole::Source) => Event::Released,
         };
         redrives = redrives.max(copy.facts.redrives);
         steps.push(Step {
@@ -199,7 +210,7 @@ pub(crate) fn life(
             State::Discarded => Event::Discarded,
             State::Redriven => {
                 let mut others = copies.iter().enumerate().skip(index + 1);
-                let is_next = |(_, other): &(usize, &Copy)| copy.was_redriven_as(&decision, other);
+                let is_next = |(_, other): &(usize, &RecordCopy)| copy.was_redriven_as(&decision, other);
                 if let Some((next, _)) = others.find(is_next) {
                     written.insert(next, decision);
                     continue;
@@ -220,7 +231,7 @@ pub(crate) fn life(
     {
         gaps.push(end_unknown(pipeline, last));
     }
-    Life {
+    Timeline {
         next_due: last
             .filter(|_| outcome == Outcome::Waits)
             .and_then(|step| step.copy.facts.due),
@@ -233,7 +244,7 @@ pub(crate) fn life(
 /// Whether copies may be in the source although retries are not: a redrive can choose it.
 pub(crate) fn may_be_in_source(
     pipeline: &Pipeline,
-    copies: &[Copy],
+    copies: &[RecordCopy],
     decisions: &HashMap<Position, Decision>,
 ) -> bool {
     if pipeline.return_to == ReturnTo::Source {
@@ -242,7 +253,7 @@ pub(crate) fn may_be_in_source(
     // Each redrive to the due topic has left a copy there.
     let begun = copies
         .iter()
-        .filter(|copy| copy.spot == Spot::Topic(TopicRole::Due));
+        .filter(|copy| copy.location == Location::Topic(TopicRole::Due));
     let begun: BTreeSet<u32> = begun.map(|copy| copy.facts.redrives).collect();
     let mut redrives = copies.iter().map(|copy| copy.facts.redrives);
     let mut decisions = decisions.values();
@@ -252,8 +263,8 @@ pub(crate) fn may_be_in_source(
 
 /// The first step.
 fn entry(entered: &Entered) -> Step {
-    let copy = Copy {
-        spot: Spot::Topic(TopicRole::Source),
+    let copy = RecordCopy {
+        location: Location::Topic(TopicRole::Source),
         position: entered.position.clone(),
         facts: Facts {
             attempts: Some(0),
@@ -304,7 +315,7 @@ fn end_unknown(pipeline: &Pipeline, last: &Step) -> String {
 }
 
 /// What retention has removed.
-fn gaps(entered: &Entered, copies: &[Copy]) -> Vec<String> {
+fn gaps(entered: &Entered, copies: &[RecordCopy]) -> Vec<String> {
     let mut gaps = Vec::new();
     if !entered.is_found {
         gaps.push(format!(
@@ -312,16 +323,16 @@ fn gaps(entered: &Entered, copies: &[Copy]) -> Vec<String> {
             entered.position
         ));
     }
-    let attempts = |copy: &Copy| copy.facts.attempts.unwrap_or(0);
+    let attempts = |copy: &RecordCopy| copy.facts.attempts.unwrap_or(0);
     let lives: BTreeSet<u32> = copies.iter().map(|copy| copy.facts.redrives).collect();
     for life in lives {
         let of_life = || copies.iter().filter(|copy| copy.facts.redrives == life);
         // A record waits after each failed attempt, except for the one that killed it.
-        let is_end = |copy: &&Copy| copy.spot == Spot::Topic(TopicRole::DeadLetter);
+        let is_end = |copy: &&RecordCopy| copy.location == Location::Topic(TopicRole::DeadLetter);
         let waited = of_life().map(|copy| attempts(copy).saturating_sub(u32::from(is_end(&copy))));
         let waited = waited.max().unwrap_or(0);
         let waits: BTreeSet<u32> = of_life()
-            .filter(|copy| copy.spot.rank() == 0)
+            .filter(|copy| copy.location.rank() == 0)
             .map(attempts)
             .collect();
         let kept = waits.iter().filter(|wait| (1..=waited).contains(*wait)).count();
@@ -345,19 +356,19 @@ fn gaps(entered: &Entered, copies: &[Copy]) -> Vec<String> {
 /// Copies of a record, of which only the newest are kept.
 #[derive(Debug, Default)]
 pub(crate) struct Copies {
-    pub(crate) list: Vec<Copy>,
+    pub(crate) list: Vec<RecordCopy>,
     pub(crate) is_truncated: bool,
 }
 
 impl Copies {
-    pub(crate) fn add(&mut self, copy: Copy) {
+    pub(crate) fn add(&mut self, copy: RecordCopy) {
         self.list.push(copy);
         if self.list.len() >= 2 * MAX_COPIES {
             self.shrink();
         }
     }
 
-    pub(crate) fn extend(&mut self, copies: impl IntoIterator<Item = Copy>) {
+    pub(crate) fn extend(&mut self, copies: impl IntoIterator<Item = RecordCopy>) {
         for copy in copies {
             self.add(copy);
         }
@@ -372,7 +383,7 @@ impl Copies {
     }
 
     /// The copies, and whether there are more.
-    pub(crate) fn finish(mut self) -> (Vec<Copy>, bool) {
+    pub(crate) fn finish(mut self) -> (Vec<RecordCopy>, bool) {
         self.shrink();
         (self.list, self.is_truncated)
     }
@@ -384,10 +395,10 @@ mod tests {
 
     use super::*;
 
-    const TIER: Spot = Spot::Topic(TopicRole::Tier(HumanDuration::from_secs(5)));
-    const DUE: Spot = Spot::Topic(TopicRole::Due);
-    const DEAD: Spot = Spot::Topic(TopicRole::DeadLetter);
-    const OUTPUT: Spot = Spot::Topic(TopicRole::Output);
+    const TIER: Location = Location::Topic(TopicRole::Tier(HumanDuration::from_secs(5)));
+    const DUE: Location = Location::Topic(TopicRole::Due);
+    const DEAD: Location = Location::Topic(TopicRole::DeadLetter);
+    const OUTPUT: Location = Location::Topic(TopicRole::Output);
 
     fn position(offset: i64) -> Position {
         Position {
@@ -397,9 +408,9 @@ mod tests {
         }
     }
 
-    fn copy(spot: Spot, attempts: u32, written: i64) -> Copy {
-        Copy {
-            spot,
+    fn copy(location: Location, attempts: u32, written: i64) -> RecordCopy {
+        RecordCopy {
+            location,
             position: position(written),
             facts: Facts {
                 attempts: Some(attempts),
@@ -413,19 +424,19 @@ mod tests {
         }
     }
 
-    fn unread(copy: Copy) -> Copy {
-        Copy {
+    fn unread(copy: RecordCopy) -> RecordCopy {
+        RecordCopy {
             is_unread: true,
             ..copy
         }
     }
 
-    fn redriven(copy: Copy, redrives: u32) -> Copy {
+    fn redriven(copy: RecordCopy, redrives: u32) -> RecordCopy {
         let facts = Facts {
             redrives,
             ..copy.facts
         };
-        Copy { facts, ..copy }
+        RecordCopy { facts, ..copy }
     }
 
     fn entered() -> Entered {
@@ -437,18 +448,18 @@ mod tests {
         }
     }
 
-    fn of(copies: Vec<Copy>) -> Life {
+    fn of(copies: Vec<RecordCopy>) -> Timeline {
         let pipeline = Pipeline {
             output: Some("out".into()),
             ..Pipeline::new("p")
         };
-        life(&pipeline, &entered(), copies, HashMap::new())
+        timeline(&pipeline, &entered(), copies, HashMap::new())
     }
 
-    fn decided(copies: Vec<Copy>, decisions: &[(&Copy, Decision)]) -> Life {
+    fn decided(copies: Vec<RecordCopy>, decisions: &[(&RecordCopy, Decision)]) -> Timeline {
         let decisions = decisions.iter();
         let decisions = decisions.map(|(copy, decision)| (copy.position.clone(), decision.clone()));
-        life(&Pipeline::new("p"), &entered(), copies, decisions.collect())
+        timeline(&Pipeline::new("p"), &entered(), copies, decisions.collect())
     }
 
     fn redrive(id: &str, destination: &str) -> Decision {
@@ -460,8 +471,8 @@ mod tests {
         }
     }
 
-    fn events(life: &Life) -> Vec<Event> {
-        life.steps.iter().map(|step| step.event).collect()
+    fn events(timeline: &Timeline) -> Vec<Event> {
+        timeline.steps.iter().map(|step| step.event).collect()
     }
 
     #[test]
@@ -476,7 +487,7 @@ mod tests {
         ];
         for _ in 0..copies.len() {
             copies.rotate_left(1);
-            let life = of(copies.clone());
+            let timeline = of(copies.clone());
             let expected = [
                 Event::Entered,
                 Event::Waits,
@@ -485,14 +496,14 @@ mod tests {
                 Event::Released,
                 Event::Died,
             ];
-            assert_eq!(events(&life), expected);
-            assert_eq!((life.outcome, life.gaps), (Outcome::Dead, Vec::new()));
+            assert_eq!(events(&timeline), expected);
+            assert_eq!((timeline.outcome, timeline.gaps), (Outcome::Dead, Vec::new()));
         }
     }
 
     #[test]
     fn a_redrive_starts_a_new_life() {
-        let life = of(vec![
+        let timeline = of(vec![
             copy(DEAD, 1, 10),
             redriven(copy(DUE, 0, 20), 1),
             redriven(copy(TIER, 1, 30), 1),
@@ -507,34 +518,37 @@ mod tests {
             Event::Released,
             Event::Succeeded,
         ];
-        assert_eq!(events(&life), expected);
-        assert_eq!((life.outcome, life.gaps), (Outcome::Succeeded, Vec::new()));
+        assert_eq!(events(&timeline), expected);
+        assert_eq!(
+            (timeline.outcome, timeline.gaps),
+            (Outcome::Succeeded, Vec::new())
+        );
     }
 
     #[test]
     fn decision_belongs_to_its_copy() {
         let first = copy(DEAD, 1, 10);
         let second = redriven(copy(DEAD, 1, 30), 1);
-        let by = |id: &str, copy: Copy| {
+        let by = |id: &str, copy: RecordCopy| {
             let facts = Facts {
                 redrive_id: Some(id.to_owned()),
                 ..copy.facts
             };
-            Copy { facts, ..copy }
+            RecordCopy { facts, ..copy }
         };
         let copies = vec![
             first.clone(),
             by("a", redriven(copy(DUE, 0, 20), 1)),
             second.clone(),
-            // The endpoint works, and a redrive of somebody else is in the ledger.
+            // The endpoint works, and a redrive of another caller is in the ledger.
             unread(by("c", redriven(copy(DUE, 0, 40), 2))),
         ];
         let decisions = [
             (&first, redrive("a", "p-retry-due")),
             (&second, redrive("b", "p-retry-due")),
         ];
-        let life = decided(copies, &decisions);
-        let ids = life.steps.iter().map(|step| {
+        let timeline = decided(copies, &decisions);
+        let ids = timeline.steps.iter().map(|step| {
             let id = step.decision.as_ref().map(|decision| &*decision.redrive_id);
             (step.event, id)
         });
@@ -547,16 +561,16 @@ mod tests {
             (Event::Redriven, None),
         ];
         assert_eq!(ids.collect::<Vec<_>>(), expected);
-        assert_eq!(life.outcome, Outcome::Due);
+        assert_eq!(timeline.outcome, Outcome::Due);
     }
 
     #[test]
     fn last_decision_decides_the_outcome() {
         let dead = copy(DEAD, 1, 10);
         let of = |decision| {
-            let life = decided(vec![dead.clone()], &[(&dead, decision)]);
-            assert_eq!(life.steps.len(), 3);
-            (life.steps[2].event, life.outcome, life.gaps.len())
+            let timeline = decided(vec![dead.clone()], &[(&dead, decision)]);
+            assert_eq!(timeline.steps.len(), 3);
+            (timeline.steps[2].event, timeline.outcome, timeline.gaps.len())
         };
         let state = |state| Decision {
             state,
@@ -578,7 +592,7 @@ mod tests {
     #[test]
     fn source_is_searched_if_possibly_chosen() {
         let pipeline = Pipeline::new("p");
-        let is = |copies: &[Copy], decisions: &[Decision]| {
+        let is = |copies: &[RecordCopy], decisions: &[Decision]| {
             let decisions = decisions
                 .iter()
                 .map(|decision| (copy(DEAD, 1, 10).position, decision.clone()));
@@ -613,7 +627,7 @@ mod tests {
             ..entered()
         };
         assert_eq!(
-            life(&Pipeline::new("p"), &new, Vec::new(), HashMap::new()).outcome,
+            timeline(&Pipeline::new("p"), &new, Vec::new(), HashMap::new()).outcome,
             Outcome::New
         );
         let waits = of(vec![unread(copy(TIER, 1, 10))]);
@@ -622,42 +636,42 @@ mod tests {
 
     #[test]
     fn scheduler_wait_is_one_step() {
-        let command = copy(Spot::Scheduler, 1, 10);
-        let mut job = unread(copy(Spot::Scheduler, 1, 12));
+        let command = copy(Location::Scheduler, 1, 10);
+        let mut job = unread(copy(Location::Scheduler, 1, 12));
         job.facts.due = command.facts.due;
-        let life = of(vec![job, command]);
-        assert_eq!(events(&life), [Event::Entered, Event::Waits]);
-        assert_eq!(life.outcome, Outcome::Waits);
-        assert_eq!(life.steps[1].copy.position.offset, 10);
+        let timeline = of(vec![job, command]);
+        assert_eq!(events(&timeline), [Event::Entered, Event::Waits]);
+        assert_eq!(timeline.outcome, Outcome::Waits);
+        assert_eq!(timeline.steps[1].copy.position.offset, 10);
     }
 
     #[test]
     fn throttled_record_has_no_failed_attempt() {
-        let life = of(vec![unread(copy(Spot::Scheduler, 0, 10))]);
-        assert_eq!(events(&life), [Event::Entered, Event::Waits]);
-        assert_eq!((life.outcome, life.gaps), (Outcome::Waits, Vec::new()));
+        let timeline = of(vec![unread(copy(Location::Scheduler, 0, 10))]);
+        assert_eq!(events(&timeline), [Event::Entered, Event::Waits]);
+        assert_eq!((timeline.outcome, timeline.gaps), (Outcome::Waits, Vec::new()));
     }
 
     #[test]
-    fn what_is_missing_is_said() {
+    fn gaps_are_reported() {
         let gone = Entered {
             is_found: false,
             ..entered()
         };
-        let life = life(
+        let timeline = timeline(
             &Pipeline::new("p"),
             &gone,
             vec![copy(TIER, 3, 10), copy(DEAD, 4, 20)],
             HashMap::new(),
         );
         assert_eq!(
-            life.gaps,
+            timeline.gaps,
             [
                 "the source record p/0/0 is not in Kafka any more",
                 "2 waits after failed attempts are not in Kafka any more"
             ]
         );
-        assert_eq!(life.outcome, Outcome::Dead);
+        assert_eq!(timeline.outcome, Outcome::Dead);
     }
 
     #[test]
