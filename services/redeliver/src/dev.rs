@@ -11,6 +11,8 @@ use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
 use clap::Args;
+use redeliver_client::Endpoint;
+use redeliver_console::Backend;
 use redeliver_core::{Headers, Output, Pipeline, SchedulerTopics};
 use redeliver_kafka::KafkaSettings;
 use redeliver_kafka::embedded::EmbeddedBroker;
@@ -37,6 +39,9 @@ pub(crate) struct DevArgs {
     /// Address of /livez, /readyz, /metrics and /config; if it is in use, a free port is chosen
     #[arg(long, default_value = "127.0.0.1:9464")]
     admin: SocketAddr,
+    /// Address of the console; if it is in use, a free port is chosen
+    #[arg(long, default_value = "127.0.0.1:8484")]
+    console: SocketAddr,
     /// Log level: error, warn, info, debug or directives
     #[arg(long, default_value = "error")]
     log: String,
@@ -47,6 +52,7 @@ impl Default for DevArgs {
         Self {
             rate: 2.0,
             admin: SocketAddr::from(([127, 0, 0, 1], 9464)),
+            console: SocketAddr::from(([127, 0, 0, 1], 8484)),
             log: "error".to_owned(),
         }
     }
@@ -128,6 +134,15 @@ async fn run(args: DevArgs) -> anyhow::Result<()> {
     redeliver_scheduler::api::mount(&mut host, jobs, jobs_api).await?;
     let inspector_address = redeliver_dlq_inspector::mount(&mut host)?;
 
+    let console = bind_or_free_port("console.listen", args.console)?;
+    let console_address = console.local_addr()?;
+    let backend = Backend::new(
+        Endpoint::new(inspector_address.to_string()),
+        Endpoint::new(jobs_address.to_string()),
+    )?;
+    host.tasks
+        .spawn("console", redeliver_console::serve(console, backend, stop.clone()));
+
     let totals = Arc::new(Mutex::new(Totals::default()));
     let pipeline = host.config.pipelines[PIPELINE].pipeline(PIPELINE, &host.config.scheduler);
     let narrator = Narrator::new(
@@ -146,7 +161,7 @@ async fn run(args: DevArgs) -> anyhow::Result<()> {
     })?;
     host.tasks
         .spawn("demo-endpoint", endpoint::serve(endpoint, stop.clone()));
-    greet(broker.brokers(), admin_address, jobs_address, inspector_address);
+    greet(console_address, broker.brokers(), admin_address, jobs_address, inspector_address);
     host.tasks
         .spawn("demo-producer", produce(kafka, args.rate, stop.clone()));
     host.tasks.spawn("summary", print_totals(totals.clone(), stop));
@@ -191,9 +206,11 @@ fn bind_or_free_port(field: &'static str, address: SocketAddr) -> Result<Listene
     }
 }
 
-fn greet(brokers: &str, admin: SocketAddr, jobs: SocketAddr, inspector: SocketAddr) {
+fn greet(console: SocketAddr, brokers: &str, admin: SocketAddr, jobs: SocketAddr, inspector: SocketAddr) {
     crate::say(format_args!(
-        "All services of Redeliver are running in this process, with demonstration data.
+        "Console       http://{console}   what fails, what waits, and what is due
+
+All services of Redeliver are running in this process, with demonstration data.
 The embedded broker ({brokers}) is not durable and does not demonstrate the delivery guarantees.
 
   jobs -> scheduler -> docs, when due

@@ -1,0 +1,42 @@
+//! One module per page.
+
+mod audit;
+mod due;
+mod groups;
+mod jobs;
+mod letters;
+mod now;
+mod redrives;
+mod schedules;
+mod trace;
+mod waiting;
+
+use axum::Router;
+use axum::response::Response;
+use axum::routing::get;
+
+use crate::backend::Backend;
+use crate::page::{Failed, Problem};
+
+pub(crate) fn routes() -> Router<Backend> {
+    Router::new()
+        .route("/", get(now::page))
+        .route("/due", get(due::page))
+        .route("/groups", get(groups::list))
+        .route("/groups/{id}", get(groups::one))
+        .route("/letters", get(letters::list))
+        .route("/letters/{topic}/{partition}/{offset}", get(letters::one))
+        .route("/redrives", get(redrives::list))
+        .route("/redrives/{id}", get(redrives::one))
+        .route("/waiting", get(waiting::page))
+        .route("/jobs", get(jobs::list))
+        .route("/jobs/{id}", get(jobs::one))
+        .route("/schedules", get(schedules::list))
+        .route("/schedules/{id}", get(schedules::one))
+        .route("/trace", get(trace::page))
+        .route("/audit", get(audit::page))
+}
+
+pub(crate) async fn not_found() -> Response {
+    Failed::respond("", Problem::not_found("Page"))
+}
