@@ -10,6 +10,7 @@
 //! | [`DeadLetterClient`] | lists, reads and watches the dead letters of all pipelines over gRPC |
 //! | [`RedriveClient`] | redrives, discards and restores dead letters over gRPC |
 //! | [`WaitingClient`] | lists and counts records that wait for their next attempt, and traces single records, over gRPC |
+//! | [`OverviewClient`] | what happens in all pipelines now, and what is wrong, over gRPC |
 //! | [`AuditClient`] | lists who has changed or seen what over gRPC |
 //!
 //! Requests and answers are the [`messages`] of the protocol, and `proto/redeliver/v1` documents their fields. A text that is not set is empty. A value of
@@ -53,6 +54,7 @@ mod error;
 pub mod export;
 mod ingest;
 mod jobs;
+mod overview;
 mod producer;
 mod redrives;
 mod request;
@@ -67,6 +69,7 @@ pub use endpoint::{Connection, Endpoint};
 pub use error::{ClientError, ErrorDetails};
 pub use ingest::{IngestTopic, InvalidCommand};
 pub use jobs::{Answer, JobClient, Scheduled};
+pub use overview::{OverviewClient, OverviewWatch};
 pub use producer::{JobProducer, ScheduleError};
 pub use redeliver_core::headers::TraceContext;
 pub use redeliver_core::job::{InvalidJobId, JobId, Priority};

@@ -18,13 +18,17 @@ macro_rules! names {
 }
 
 names! {
+    BreakerState: "BREAKER_STATE_", Some("unknown"), "_";
     DeadLetterState: "DEAD_LETTER_STATE_", Some("unknown"), "_";
     GroupState: "GROUP_STATE_", Some("unknown"), "_";
     HeaderDialect: "HEADER_DIALECT_", None, "_";
     JobState: "JOB_STATE_", Some("unknown"), "_";
     MissingReason: "MISSING_REASON_", Some("other"), "_";
+    NextStep: "NEXT_STEP_", None, "_";
     Outcome: "OUTCOME_", None, "_";
+    OverviewPart: "OVERVIEW_PART_", Some("other"), "_";
     Priority: "PRIORITY_", Some("normal"), "_";
+    ProblemKind: "PROBLEM_KIND_", Some("other"), "_";
     RedriveKind: "REDRIVE_KIND_", Some("unknown"), "_";
     RedriveOutcome: "REDRIVE_OUTCOME_", Some("pending"), "-";
     RedriveState: "REDRIVE_STATE_", Some("unknown"), " ";

@@ -5831,6 +5831,786 @@ pub struct JobRecord {
     #[prost(uint32, tag = "17")]
     pub format: u32,
 }
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct GetOverviewRequest {
+    #[prost(message, optional, tag = "1")]
+    pub selection: ::core::option::Option<OverviewSelection>,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct WatchOverviewRequest {
+    #[prost(message, optional, tag = "1")]
+    pub selection: ::core::option::Option<OverviewSelection>,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct OverviewSelection {
+    #[prost(string, tag = "1")]
+    pub pipeline: ::prost::alloc::string::String,
+    #[prost(string, tag = "2")]
+    pub prefix: ::prost::alloc::string::String,
+    #[prost(enumeration = "OverviewOrder", tag = "3")]
+    pub order: i32,
+    #[prost(uint32, tag = "4")]
+    pub limit: u32,
+    #[prost(string, tag = "5")]
+    pub after: ::prost::alloc::string::String,
+    #[prost(uint32, tag = "6")]
+    pub problem_limit: u32,
+}
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct Overview {
+    #[prost(uint64, tag = "1")]
+    pub survey: u64,
+    #[prost(message, optional, tag = "2")]
+    pub as_of: ::core::option::Option<::prost_types::Timestamp>,
+    #[prost(message, optional, tag = "3")]
+    pub waiting_as_of: ::core::option::Option<::prost_types::Timestamp>,
+    #[prost(message, repeated, tag = "4")]
+    pub problems: ::prost::alloc::vec::Vec<Problem>,
+    #[prost(uint32, tag = "5")]
+    pub problem_count: u32,
+    #[prost(message, repeated, tag = "6")]
+    pub pipelines: ::prost::alloc::vec::Vec<PipelineOverview>,
+    #[prost(uint32, tag = "7")]
+    pub pipeline_count: u32,
+    #[prost(message, repeated, tag = "8")]
+    pub incomplete: ::prost::alloc::vec::Vec<IncompletePart>,
+    #[prost(message, optional, tag = "9")]
+    pub completeness: ::core::option::Option<Completeness>,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct IncompletePart {
+    #[prost(enumeration = "OverviewPart", tag = "1")]
+    pub part: i32,
+    #[prost(message, optional, tag = "2")]
+    pub since: ::core::option::Option<::prost_types::Timestamp>,
+    #[prost(string, tag = "3")]
+    pub problem: ::prost::alloc::string::String,
+}
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct PipelineOverview {
+    #[prost(string, tag = "1")]
+    pub pipeline: ::prost::alloc::string::String,
+    #[prost(bool, tag = "2")]
+    pub retired: bool,
+    #[prost(message, optional, tag = "3")]
+    pub lag: ::core::option::Option<RecordCount>,
+    #[prost(message, optional, tag = "4")]
+    pub rates: ::core::option::Option<PipelineRates>,
+    #[prost(message, repeated, tag = "5")]
+    pub waiting: ::prost::alloc::vec::Vec<WaitingOverview>,
+    #[prost(bool, tag = "6")]
+    pub has_long_waits: bool,
+    #[prost(message, optional, tag = "7")]
+    pub next_due: ::core::option::Option<::prost_types::Timestamp>,
+    #[prost(message, optional, tag = "8")]
+    pub dead_letters: ::core::option::Option<DeadLettersOverview>,
+    #[prost(message, optional, tag = "9")]
+    pub run: ::core::option::Option<RunOverview>,
+    #[prost(enumeration = "BreakerState", tag = "10")]
+    pub breaker: i32,
+    #[prost(string, repeated, tag = "11")]
+    pub missing_topics: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
+    #[prost(uint32, tag = "12")]
+    pub problem_count: u32,
+}
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct RecordCount {
+    #[prost(uint64, optional, tag = "1")]
+    pub records: ::core::option::Option<u64>,
+    #[prost(bool, tag = "2")]
+    pub exact: bool,
+    #[prost(uint32, tag = "3")]
+    pub unreachable_partitions: u32,
+}
+#[derive(Clone, Copy, PartialEq, ::prost::Message)]
+pub struct PipelineRates {
+    #[prost(double, optional, tag = "1")]
+    pub received: ::core::option::Option<f64>,
+    #[prost(double, optional, tag = "2")]
+    pub succeeded: ::core::option::Option<f64>,
+    #[prost(double, optional, tag = "3")]
+    pub retried: ::core::option::Option<f64>,
+    #[prost(double, optional, tag = "4")]
+    pub dead: ::core::option::Option<f64>,
+    #[prost(message, optional, tag = "5")]
+    pub window: ::core::option::Option<::prost_types::Duration>,
+}
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct WaitingOverview {
+    #[prost(string, tag = "1")]
+    pub place: ::prost::alloc::string::String,
+    #[prost(message, optional, tag = "2")]
+    pub waiting: ::core::option::Option<RecordCount>,
+    #[prost(uint64, optional, tag = "3")]
+    pub overdue: ::core::option::Option<u64>,
+    #[prost(bool, tag = "4")]
+    pub overdue_exact: bool,
+    #[prost(message, optional, tag = "5")]
+    pub next_due: ::core::option::Option<::prost_types::Timestamp>,
+    #[prost(message, optional, tag = "6")]
+    pub run: ::core::option::Option<RunOverview>,
+    #[prost(bool, tag = "7")]
+    pub configured: bool,
+}
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct RunOverview {
+    #[prost(bool, optional, tag = "1")]
+    pub paused: ::core::option::Option<bool>,
+    #[prost(double, optional, tag = "2")]
+    pub per_second: ::core::option::Option<f64>,
+    #[prost(string, tag = "3")]
+    pub control: ::prost::alloc::string::String,
+    #[prost(message, optional, tag = "4")]
+    pub since: ::core::option::Option<::prost_types::Timestamp>,
+    #[prost(string, tag = "5")]
+    pub by: ::prost::alloc::string::String,
+    #[prost(string, tag = "6")]
+    pub why: ::prost::alloc::string::String,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct DeadLettersOverview {
+    #[prost(string, tag = "1")]
+    pub topic: ::prost::alloc::string::String,
+    #[prost(uint64, optional, tag = "2")]
+    pub open: ::core::option::Option<u64>,
+    #[prost(message, optional, tag = "3")]
+    pub oldest: ::core::option::Option<::prost_types::Timestamp>,
+    #[prost(message, optional, tag = "4")]
+    pub removed_from: ::core::option::Option<::prost_types::Timestamp>,
+    #[prost(uint32, optional, tag = "5")]
+    pub regressed_groups: ::core::option::Option<u32>,
+    #[prost(uint32, optional, tag = "6")]
+    pub new_groups: ::core::option::Option<u32>,
+    #[prost(uint32, optional, tag = "7")]
+    pub running_redrives: ::core::option::Option<u32>,
+    #[prost(uint32, optional, tag = "8")]
+    pub paused_redrives: ::core::option::Option<u32>,
+    #[prost(uint32, optional, tag = "9")]
+    pub braked_redrives: ::core::option::Option<u32>,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct Problem {
+    #[prost(enumeration = "ProblemKind", tag = "1")]
+    pub kind: i32,
+    #[prost(string, tag = "2")]
+    pub pipeline: ::prost::alloc::string::String,
+    #[prost(message, optional, tag = "3")]
+    pub since: ::core::option::Option<::prost_types::Timestamp>,
+    #[prost(bool, optional, tag = "4")]
+    pub growing: ::core::option::Option<bool>,
+    #[prost(uint64, optional, tag = "5")]
+    pub count: ::core::option::Option<u64>,
+    #[prost(enumeration = "NextStep", tag = "6")]
+    pub next_step: i32,
+    #[prost(string, tag = "7")]
+    pub topic: ::prost::alloc::string::String,
+    #[prost(string, tag = "8")]
+    pub group_id: ::prost::alloc::string::String,
+    #[prost(string, tag = "9")]
+    pub redrive_id: ::prost::alloc::string::String,
+    #[prost(string, tag = "10")]
+    pub place: ::prost::alloc::string::String,
+    #[prost(message, optional, tag = "11")]
+    pub deadline: ::core::option::Option<::prost_types::Timestamp>,
+    #[prost(string, tag = "12")]
+    pub control: ::prost::alloc::string::String,
+    #[prost(string, tag = "13")]
+    pub by: ::prost::alloc::string::String,
+    #[prost(string, tag = "14")]
+    pub why: ::prost::alloc::string::String,
+    #[prost(string, tag = "15")]
+    pub error_class: ::prost::alloc::string::String,
+    #[prost(string, tag = "16")]
+    pub error_code: ::prost::alloc::string::String,
+    #[prost(string, tag = "17")]
+    pub template: ::prost::alloc::string::String,
+    #[prost(enumeration = "OverviewPart", tag = "18")]
+    pub part: i32,
+}
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, ::prost::Enumeration)]
+#[repr(i32)]
+pub enum OverviewOrder {
+    Unspecified = 0,
+    WorstFirst = 1,
+    ByName = 2,
+}
+impl OverviewOrder {
+    /// String value of the enum field names used in the ProtoBuf definition.
+    ///
+    /// The values are not transformed in any way and thus are considered stable
+    /// (if the ProtoBuf definition does not change) and safe for programmatic use.
+    pub fn as_str_name(&self) -> &'static str {
+        match self {
+            Self::Unspecified => "OVERVIEW_ORDER_UNSPECIFIED",
+            Self::WorstFirst => "OVERVIEW_ORDER_WORST_FIRST",
+            Self::ByName => "OVERVIEW_ORDER_BY_NAME",
+        }
+    }
+    /// Creates an enum from field names used in the ProtoBuf definition.
+    pub fn from_str_name(value: &str) -> ::core::option::Option<Self> {
+        match value {
+            "OVERVIEW_ORDER_UNSPECIFIED" => Some(Self::Unspecified),
+            "OVERVIEW_ORDER_WORST_FIRST" => Some(Self::WorstFirst),
+            "OVERVIEW_ORDER_BY_NAME" => Some(Self::ByName),
+            _ => None,
+        }
+    }
+}
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, ::prost::Enumeration)]
+#[repr(i32)]
+pub enum OverviewPart {
+    Unspecified = 0,
+    Topics = 1,
+    Waiting = 2,
+    DeadLetters = 3,
+    GroupStates = 4,
+    Controls = 5,
+    Redrives = 6,
+    Breakers = 7,
+}
+impl OverviewPart {
+    /// String value of the enum field names used in the ProtoBuf definition.
+    ///
+    /// The values are not transformed in any way and thus are considered stable
+    /// (if the ProtoBuf definition does not change) and safe for programmatic use.
+    pub fn as_str_name(&self) -> &'static str {
+        match self {
+            Self::Unspecified => "OVERVIEW_PART_UNSPECIFIED",
+            Self::Topics => "OVERVIEW_PART_TOPICS",
+            Self::Waiting => "OVERVIEW_PART_WAITING",
+            Self::DeadLetters => "OVERVIEW_PART_DEAD_LETTERS",
+            Self::GroupStates => "OVERVIEW_PART_GROUP_STATES",
+            Self::Controls => "OVERVIEW_PART_CONTROLS",
+            Self::Redrives => "OVERVIEW_PART_REDRIVES",
+            Self::Breakers => "OVERVIEW_PART_BREAKERS",
+        }
+    }
+    /// Creates an enum from field names used in the ProtoBuf definition.
+    pub fn from_str_name(value: &str) -> ::core::option::Option<Self> {
+        match value {
+            "OVERVIEW_PART_UNSPECIFIED" => Some(Self::Unspecified),
+            "OVERVIEW_PART_TOPICS" => Some(Self::Topics),
+            "OVERVIEW_PART_WAITING" => Some(Self::Waiting),
+            "OVERVIEW_PART_DEAD_LETTERS" => Some(Self::DeadLetters),
+            "OVERVIEW_PART_GROUP_STATES" => Some(Self::GroupStates),
+            "OVERVIEW_PART_CONTROLS" => Some(Self::Controls),
+            "OVERVIEW_PART_REDRIVES" => Some(Self::Redrives),
+            "OVERVIEW_PART_BREAKERS" => Some(Self::Breakers),
+            _ => None,
+        }
+    }
+}
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, ::prost::Enumeration)]
+#[repr(i32)]
+pub enum BreakerState {
+    Unspecified = 0,
+    Closed = 1,
+    Open = 2,
+    HalfOpen = 3,
+}
+impl BreakerState {
+    /// String value of the enum field names used in the ProtoBuf definition.
+    ///
+    /// The values are not transformed in any way and thus are considered stable
+    /// (if the ProtoBuf definition does not change) and safe for programmatic use.
+    pub fn as_str_name(&self) -> &'static str {
+        match self {
+            Self::Unspecified => "BREAKER_STATE_UNSPECIFIED",
+            Self::Closed => "BREAKER_STATE_CLOSED",
+            Self::Open => "BREAKER_STATE_OPEN",
+            Self::HalfOpen => "BREAKER_STATE_HALF_OPEN",
+        }
+    }
+    /// Creates an enum from field names used in the ProtoBuf definition.
+    pub fn from_str_name(value: &str) -> ::core::option::Option<Self> {
+        match value {
+            "BREAKER_STATE_UNSPECIFIED" => Some(Self::Unspecified),
+            "BREAKER_STATE_CLOSED" => Some(Self::Closed),
+            "BREAKER_STATE_OPEN" => Some(Self::Open),
+            "BREAKER_STATE_HALF_OPEN" => Some(Self::HalfOpen),
+            _ => None,
+        }
+    }
+}
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, ::prost::Enumeration)]
+#[repr(i32)]
+pub enum ProblemKind {
+    Unspecified = 0,
+    TopicMissing = 1,
+    LettersExpire = 2,
+    BreakerOpen = 3,
+    Overdue = 4,
+    RedriveBraked = 5,
+    GroupRegressed = 6,
+    GroupNew = 7,
+    Incomplete = 8,
+    Paused = 9,
+}
+impl ProblemKind {
+    /// String value of the enum field names used in the ProtoBuf definition.
+    ///
+    /// The values are not transformed in any way and thus are considered stable
+    /// (if the ProtoBuf definition does not change) and safe for programmatic use.
+    pub fn as_str_name(&self) -> &'static str {
+        match self {
+            Self::Unspecified => "PROBLEM_KIND_UNSPECIFIED",
+            Self::TopicMissing => "PROBLEM_KIND_TOPIC_MISSING",
+            Self::LettersExpire => "PROBLEM_KIND_LETTERS_EXPIRE",
+            Self::BreakerOpen => "PROBLEM_KIND_BREAKER_OPEN",
+            Self::Overdue => "PROBLEM_KIND_OVERDUE",
+            Self::RedriveBraked => "PROBLEM_KIND_REDRIVE_BRAKED",
+            Self::GroupRegressed => "PROBLEM_KIND_GROUP_REGRESSED",
+            Self::GroupNew => "PROBLEM_KIND_GROUP_NEW",
+            Self::Incomplete => "PROBLEM_KIND_INCOMPLETE",
+            Self::Paused => "PROBLEM_KIND_PAUSED",
+        }
+    }
+    /// Creates an enum from field names used in the ProtoBuf definition.
+    pub fn from_str_name(value: &str) -> ::core::option::Option<Self> {
+        match value {
+            "PROBLEM_KIND_UNSPECIFIED" => Some(Self::Unspecified),
+            "PROBLEM_KIND_TOPIC_MISSING" => Some(Self::TopicMissing),
+            "PROBLEM_KIND_LETTERS_EXPIRE" => Some(Self::LettersExpire),
+            "PROBLEM_KIND_BREAKER_OPEN" => Some(Self::BreakerOpen),
+            "PROBLEM_KIND_OVERDUE" => Some(Self::Overdue),
+            "PROBLEM_KIND_REDRIVE_BRAKED" => Some(Self::RedriveBraked),
+            "PROBLEM_KIND_GROUP_REGRESSED" => Some(Self::GroupRegressed),
+            "PROBLEM_KIND_GROUP_NEW" => Some(Self::GroupNew),
+            "PROBLEM_KIND_INCOMPLETE" => Some(Self::Incomplete),
+            "PROBLEM_KIND_PAUSED" => Some(Self::Paused),
+            _ => None,
+        }
+    }
+}
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, ::prost::Enumeration)]
+#[repr(i32)]
+pub enum NextStep {
+    Unspecified = 0,
+    CreateTopic = 1,
+    HandleDeadLetters = 2,
+    CheckEndpoint = 3,
+    CheckRetryTier = 4,
+    ReviewRedrive = 5,
+    LookAtGroup = 6,
+    CheckKafka = 7,
+    Wait = 8,
+    Resume = 9,
+}
+impl NextStep {
+    /// String value of the enum field names used in the ProtoBuf definition.
+    ///
+    /// The values are not transformed in any way and thus are considered stable
+    /// (if the ProtoBuf definition does not change) and safe for programmatic use.
+    pub fn as_str_name(&self) -> &'static str {
+        match self {
+            Self::Unspecified => "NEXT_STEP_UNSPECIFIED",
+            Self::CreateTopic => "NEXT_STEP_CREATE_TOPIC",
+            Self::HandleDeadLetters => "NEXT_STEP_HANDLE_DEAD_LETTERS",
+            Self::CheckEndpoint => "NEXT_STEP_CHECK_ENDPOINT",
+            Self::CheckRetryTier => "NEXT_STEP_CHECK_RETRY_TIER",
+            Self::ReviewRedrive => "NEXT_STEP_REVIEW_REDRIVE",
+            Self::LookAtGroup => "NEXT_STEP_LOOK_AT_GROUP",
+            Self::CheckKafka => "NEXT_STEP_CHECK_KAFKA",
+            Self::Wait => "NEXT_STEP_WAIT",
+            Self::Resume => "NEXT_STEP_RESUME",
+        }
+    }
+    /// Creates an enum from field names used in the ProtoBuf definition.
+    pub fn from_str_name(value: &str) -> ::core::option::Option<Self> {
+        match value {
+            "NEXT_STEP_UNSPECIFIED" => Some(Self::Unspecified),
+            "NEXT_STEP_CREATE_TOPIC" => Some(Self::CreateTopic),
+            "NEXT_STEP_HANDLE_DEAD_LETTERS" => Some(Self::HandleDeadLetters),
+            "NEXT_STEP_CHECK_ENDPOINT" => Some(Self::CheckEndpoint),
+            "NEXT_STEP_CHECK_RETRY_TIER" => Some(Self::CheckRetryTier),
+            "NEXT_STEP_REVIEW_REDRIVE" => Some(Self::ReviewRedrive),
+            "NEXT_STEP_LOOK_AT_GROUP" => Some(Self::LookAtGroup),
+            "NEXT_STEP_CHECK_KAFKA" => Some(Self::CheckKafka),
+            "NEXT_STEP_WAIT" => Some(Self::Wait),
+            "NEXT_STEP_RESUME" => Some(Self::Resume),
+            _ => None,
+        }
+    }
+}
+/// Generated client implementations.
+pub mod overview_service_client {
+    #![allow(
+        unused_variables,
+        dead_code,
+        missing_docs,
+        clippy::wildcard_imports,
+        clippy::let_unit_value,
+    )]
+    use tonic::codegen::*;
+    use tonic::codegen::http::Uri;
+    #[derive(Debug, Clone)]
+    pub struct OverviewServiceClient<T> {
+        inner: tonic::client::Grpc<T>,
+    }
+    impl OverviewServiceClient<tonic::transport::Channel> {
+        /// Attempt to create a new client by connecting to a given endpoint.
+        pub async fn connect<D>(dst: D) -> Result<Self, tonic::transport::Error>
+        where
+            D: TryInto<tonic::transport::Endpoint>,
+            D::Error: Into<StdError>,
+        {
+            let conn = tonic::transport::Endpoint::new(dst)?.connect().await?;
+            Ok(Self::new(conn))
+        }
+    }
+    impl<T> OverviewServiceClient<T>
+    where
+        T: tonic::client::GrpcService<tonic::body::Body>,
+        T::Error: Into<StdError>,
+        T::ResponseBody: Body<Data = Bytes> + std::marker::Send + 'static,
+        <T::ResponseBody as Body>::Error: Into<StdError> + std::marker::Send,
+    {
+        pub fn new(inner: T) -> Self {
+            let inner = tonic::client::Grpc::new(inner);
+            Self { inner }
+        }
+        pub fn with_origin(inner: T, origin: Uri) -> Self {
+            let inner = tonic::client::Grpc::with_origin(inner, origin);
+            Self { inner }
+        }
+        pub fn with_interceptor<F>(
+            inner: T,
+            interceptor: F,
+        ) -> OverviewServiceClient<InterceptedService<T, F>>
+        where
+            F: tonic::service::Interceptor,
+            T::ResponseBody: Default,
+            T: tonic::codegen::Service<
+                http::Request<tonic::body::Body>,
+                Response = http::Response<
+                    <T as tonic::client::GrpcService<tonic::body::Body>>::ResponseBody,
+                >,
+            >,
+            <T as tonic::codegen::Service<
+                http::Request<tonic::body::Body>,
+            >>::Error: Into<StdError> + std::marker::Send + std::marker::Sync,
+        {
+            OverviewServiceClient::new(InterceptedService::new(inner, interceptor))
+        }
+        /// Compress requests with the given encoding.
+        ///
+        /// This requires the server to support it otherwise it might respond with an
+        /// error.
+        #[must_use]
+        pub fn send_compressed(mut self, encoding: CompressionEncoding) -> Self {
+            self.inner = self.inner.send_compressed(encoding);
+            self
+        }
+        /// Enable decompressing responses.
+        #[must_use]
+        pub fn accept_compressed(mut self, encoding: CompressionEncoding) -> Self {
+            self.inner = self.inner.accept_compressed(encoding);
+            self
+        }
+        /// Limits the maximum size of a decoded message.
+        ///
+        /// Default: `4MB`
+        #[must_use]
+        pub fn max_decoding_message_size(mut self, limit: usize) -> Self {
+            self.inner = self.inner.max_decoding_message_size(limit);
+            self
+        }
+        /// Limits the maximum size of an encoded message.
+        ///
+        /// Default: `usize::MAX`
+        #[must_use]
+        pub fn max_encoding_message_size(mut self, limit: usize) -> Self {
+            self.inner = self.inner.max_encoding_message_size(limit);
+            self
+        }
+        pub async fn get_overview(
+            &mut self,
+            request: impl tonic::IntoRequest<super::GetOverviewRequest>,
+        ) -> std::result::Result<tonic::Response<super::Overview>, tonic::Status> {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/redeliver.v1.OverviewService/GetOverview",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(GrpcMethod::new("redeliver.v1.OverviewService", "GetOverview"));
+            self.inner.unary(req, path, codec).await
+        }
+        pub async fn watch_overview(
+            &mut self,
+            request: impl tonic::IntoRequest<super::WatchOverviewRequest>,
+        ) -> std::result::Result<
+            tonic::Response<tonic::codec::Streaming<super::Overview>>,
+            tonic::Status,
+        > {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/redeliver.v1.OverviewService/WatchOverview",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(
+                    GrpcMethod::new("redeliver.v1.OverviewService", "WatchOverview"),
+                );
+            self.inner.server_streaming(req, path, codec).await
+        }
+    }
+}
+/// Generated server implementations.
+pub mod overview_service_server {
+    #![allow(
+        unused_variables,
+        dead_code,
+        missing_docs,
+        clippy::wildcard_imports,
+        clippy::let_unit_value,
+    )]
+    use tonic::codegen::*;
+    /// Generated trait containing gRPC methods that should be implemented for use with OverviewServiceServer.
+    #[async_trait]
+    pub trait OverviewService: std::marker::Send + std::marker::Sync + 'static {
+        async fn get_overview(
+            &self,
+            request: tonic::Request<super::GetOverviewRequest>,
+        ) -> std::result::Result<tonic::Response<super::Overview>, tonic::Status>;
+        /// Server streaming response type for the WatchOverview method.
+        type WatchOverviewStream: tonic::codegen::tokio_stream::Stream<
+                Item = std::result::Result<super::Overview, tonic::Status>,
+            >
+            + std::marker::Send
+            + 'static;
+        async fn watch_overview(
+            &self,
+            request: tonic::Request<super::WatchOverviewRequest>,
+        ) -> std::result::Result<
+            tonic::Response<Self::WatchOverviewStream>,
+            tonic::Status,
+        >;
+    }
+    #[derive(Debug)]
+    pub struct OverviewServiceServer<T> {
+        inner: Arc<T>,
+        accept_compression_encodings: EnabledCompressionEncodings,
+        send_compression_encodings: EnabledCompressionEncodings,
+        max_decoding_message_size: Option<usize>,
+        max_encoding_message_size: Option<usize>,
+    }
+    impl<T> OverviewServiceServer<T> {
+        pub fn new(inner: T) -> Self {
+            Self::from_arc(Arc::new(inner))
+        }
+        pub fn from_arc(inner: Arc<T>) -> Self {
+            Self {
+                inner,
+                accept_compression_encodings: Default::default(),
+                send_compression_encodings: Default::default(),
+                max_decoding_message_size: None,
+                max_encoding_message_size: None,
+            }
+        }
+        pub fn with_interceptor<F>(
+            inner: T,
+            interceptor: F,
+        ) -> InterceptedService<Self, F>
+        where
+            F: tonic::service::Interceptor,
+        {
+            InterceptedService::new(Self::new(inner), interceptor)
+        }
+        /// Enable decompressing requests with the given encoding.
+        #[must_use]
+        pub fn accept_compressed(mut self, encoding: CompressionEncoding) -> Self {
+            self.accept_compression_encodings.enable(encoding);
+            self
+        }
+        /// Compress responses with the given encoding, if the client supports it.
+        #[must_use]
+        pub fn send_compressed(mut self, encoding: CompressionEncoding) -> Self {
+            self.send_compression_encodings.enable(encoding);
+            self
+        }
+        /// Limits the maximum size of a decoded message.
+        ///
+        /// Default: `4MB`
+        #[must_use]
+        pub fn max_decoding_message_size(mut self, limit: usize) -> Self {
+            self.max_decoding_message_size = Some(limit);
+            self
+        }
+        /// Limits the maximum size of an encoded message.
+        ///
+        /// Default: `usize::MAX`
+        #[must_use]
+        pub fn max_encoding_message_size(mut self, limit: usize) -> Self {
+            self.max_encoding_message_size = Some(limit);
+            self
+        }
+    }
+    impl<T, B> tonic::codegen::Service<http::Request<B>> for OverviewServiceServer<T>
+    where
+        T: OverviewService,
+        B: Body + std::marker::Send + 'static,
+        B::Error: Into<StdError> + std::marker::Send + 'static,
+    {
+        type Response = http::Response<tonic::body::Body>;
+        type Error = std::convert::Infallible;
+        type Future = BoxFuture<Self::Response, Self::Error>;
+        fn poll_ready(
+            &mut self,
+            _cx: &mut Context<'_>,
+        ) -> Poll<std::result::Result<(), Self::Error>> {
+            Poll::Ready(Ok(()))
+        }
+        fn call(&mut self, req: http::Request<B>) -> Self::Future {
+            match req.uri().path() {
+                "/redeliver.v1.OverviewService/GetOverview" => {
+                    #[allow(non_camel_case_types)]
+                    struct GetOverviewSvc<T: OverviewService>(pub Arc<T>);
+                    impl<
+                        T: OverviewService,
+                    > tonic::server::UnaryService<super::GetOverviewRequest>
+                    for GetOverviewSvc<T> {
+                        type Response = super::Overview;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::GetOverviewRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as OverviewService>::get_overview(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = GetOverviewSvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/redeliver.v1.OverviewService/WatchOverview" => {
+                    #[allow(non_camel_case_types)]
+                    struct WatchOverviewSvc<T: OverviewService>(pub Arc<T>);
+                    impl<
+                        T: OverviewService,
+                    > tonic::server::ServerStreamingService<super::WatchOverviewRequest>
+                    for WatchOverviewSvc<T> {
+                        type Response = super::Overview;
+                        type ResponseStream = T::WatchOverviewStream;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::ResponseStream>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::WatchOverviewRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as OverviewService>::watch_overview(&inner, request)
+                                    .await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = WatchOverviewSvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.server_streaming(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                _ => {
+                    Box::pin(async move {
+                        let mut response = http::Response::new(
+                            tonic::body::Body::default(),
+                        );
+                        let headers = response.headers_mut();
+                        headers
+                            .insert(
+                                tonic::Status::GRPC_STATUS,
+                                (tonic::Code::Unimplemented as i32).into(),
+                            );
+                        headers
+                            .insert(
+                                http::header::CONTENT_TYPE,
+                                tonic::metadata::GRPC_CONTENT_TYPE,
+                            );
+                        Ok(response)
+                    })
+                }
+            }
+        }
+    }
+    impl<T> Clone for OverviewServiceServer<T> {
+        fn clone(&self) -> Self {
+            let inner = self.inner.clone();
+            Self {
+                inner,
+                accept_compression_encodings: self.accept_compression_encodings,
+                send_compression_encodings: self.send_compression_encodings,
+                max_decoding_message_size: self.max_decoding_message_size,
+                max_encoding_message_size: self.max_encoding_message_size,
+            }
+        }
+    }
+    /// Generated gRPC service name
+    pub const SERVICE_NAME: &str = "redeliver.v1.OverviewService";
+    impl<T> tonic::server::NamedService for OverviewServiceServer<T> {
+        const NAME: &'static str = SERVICE_NAME;
+    }
+}
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct Redrive {
     #[prost(string, tag = "1")]
@@ -7306,6 +8086,8 @@ pub struct WaitingRecord {
 pub struct GetWaitingStatsRequest {
     #[prost(message, optional, tag = "1")]
     pub filter: ::core::option::Option<WaitingFilter>,
+    #[prost(uint32, tag = "2")]
+    pub minutes: u32,
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct GetWaitingStatsResponse {
@@ -7360,6 +8142,15 @@ pub struct WaitingCounts {
     pub codes: ::prost::alloc::vec::Vec<WaitingCode>,
     #[prost(uint64, tag = "9")]
     pub other_codes: u64,
+    #[prost(message, optional, tag = "10")]
+    pub forecast: ::core::option::Option<WaitingForecast>,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct WaitingForecast {
+    #[prost(uint64, repeated, tag = "1")]
+    pub per_minute: ::prost::alloc::vec::Vec<u64>,
+    #[prost(uint64, tag = "2")]
+    pub later: u64,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct WaitingCode {
