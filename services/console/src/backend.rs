@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use redeliver_client::{
-    AuditClient, ClientError, Connection, ControlClient, DeadLetterClient, Endpoint, JobClient,
+    AuditClient, ClientError, Connection, DeadLetterClient, Endpoint, JobClient, OverviewClient,
     RedriveClient, ScheduleClient, WaitingClient,
 };
 
@@ -62,8 +62,8 @@ impl Backend {
         AuditClient::new(&self.inspector)
     }
 
-    pub(crate) fn controls(&self) -> ControlClient {
-        ControlClient::new(&self.inspector)
+    pub(crate) fn overview(&self) -> OverviewClient {
+        OverviewClient::new(&self.inspector)
     }
 
     pub(crate) fn jobs(&self) -> JobClient {

@@ -6,6 +6,7 @@ mod groups;
 mod jobs;
 mod letters;
 mod now;
+mod pipeline;
 mod redrives;
 mod schedules;
 mod trace;
@@ -21,6 +22,7 @@ use crate::page::{Failed, Problem};
 pub(crate) fn routes() -> Router<Backend> {
     Router::new()
         .route("/", get(now::page))
+        .route("/pipelines/{name}", get(pipeline::page))
         .route("/due", get(due::page))
         .route("/groups", get(groups::list))
         .route("/groups/{id}", get(groups::one))

@@ -108,6 +108,16 @@ fn state_class(state: GroupState) -> &'static str {
     }
 }
 
+/// Asks for the groups that need attention.
+pub(super) fn open(filter: &str, most: i32) -> ListGroupsRequest {
+    ListGroupsRequest {
+        filter: filter.to_owned(),
+        page_size: most,
+        states: [GroupState::Open, GroupState::Regressed].map(i32::from).to_vec(),
+        ..ListGroupsRequest::default()
+    }
+}
+
 pub(crate) async fn list(State(backend): State<Backend>, Query(parameters): Query<Parameters>) -> Response {
     let Some((_, _, states)) = TABS.iter().find(|(name, ..)| *name == parameters.show) else {
         return Failed::respond(SECTION, Problem::invalid("`show` must be resolved, muted or all."));

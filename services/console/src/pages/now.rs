@@ -1,186 +1,242 @@
-//! What is wrong now, the most urgent first, and where.
+//! What is wrong now, the worst first, and all pipelines.
 
 use askama::Template;
-use axum::extract::State;
+use axum::extract::{Query, State};
 use axum::response::Response;
-use redeliver_client::convert::{from_duration, time};
 use redeliver_client::messages::{
-    Control, Group, GroupState, ListGroupsRequest, ListRedrivesRequest, Removal,
-    RunState, TopicStats, control,
+    NextStep, Overview, OverviewOrder, OverviewPart, OverviewSelection, PipelineOverview, Problem as Wrong,
+    ProblemKind,
 };
+use redeliver_client::Timestamp;
+use serde::Deserialize;
 
-use super::{groups, redrives};
 use crate::backend::Backend;
 use crate::html;
-use crate::page::{Frame, Part, Problem, address, gaps, respond};
+use crate::page::{Frame, Part, Problem, address, gaps, respond, segment, status};
 
-/// The most groups and redrives that the page looks at.
-const MOST: i32 = 20;
-/// Letters that expire earlier than this are a problem.
-const EXPIRES_SOON: u64 = 24 * 3_600;
+const SECTION: &str = "/";
+const PIPELINES: u32 = 100;
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+pub(crate) struct Parameters {
+    /// The beginning of the names of pipelines.
+    prefix: String,
+    /// The pipeline after which the page begins, in the order of names.
+    after: String,
+}
 
 #[derive(Template)]
 #[template(path = "now.html")]
 struct Page {
     frame: Frame,
+    parameters: Parameters,
+    overview: Part<Overview>,
     concerns: Vec<Concern>,
-    /// Parts that could not be read, so that `concerns` may lack something.
-    unknown: Vec<Problem>,
-    topics: Part<Vec<TopicStats>>,
     gaps: Option<String>,
+    next: Option<String>,
 }
 
 impl Page {
-    fn letters(&self, topic: &TopicStats) -> String {
-        address("/letters", &[("filter", &format!("topic = \"{}\"", topic.topic))])
-    }
-
-    /// When retention removes the oldest open dead letter.
-    fn removal(&self, topic: &TopicStats) -> String {
-        match topic.until_removal.as_ref().and_then(from_duration) {
-            Some(left) => format!("in {}", html::duration(left.into())),
-            None if topic.removal() == Removal::Never => "never".to_owned(),
-            None => "–".to_owned(),
-        }
+    fn row(&self, pipeline: &PipelineOverview) -> Row {
+        Row::of(pipeline)
     }
 }
 
-/// Something that a person should look at.
-struct Concern {
-    class: &'static str,
-    label: &'static str,
-    title: String,
-    detail: String,
-    since: Option<redeliver_client::Timestamp>,
+/// A pipeline in the list.
+struct Row {
     link: String,
-    /// The recommended next step, which the link leads to.
-    step: &'static str,
+    waiting: u64,
+    /// Whether more may wait than is counted.
+    waiting_unknown: bool,
+    overdue: u64,
+    open: Option<u64>,
+    letters: String,
+    paused: bool,
 }
 
-pub(crate) async fn page(State(backend): State<Backend>) -> Response {
-    let (dead_letters, redrives, controls) = (backend.dead_letters(), backend.redrives(), backend.controls());
-    let states = [GroupState::Regressed, GroupState::Open];
-    let groups = ListGroupsRequest {
-        filter: "state = OPEN".to_owned(),
-        page_size: MOST,
-        states: states.map(i32::from).to_vec(),
-        ..ListGroupsRequest::default()
-    };
-    let of_redrives = ListRedrivesRequest {
-        page_size: MOST,
-        ..ListRedrivesRequest::default()
-    };
-    let (stats, groups, redrives, controls) = tokio::join!(
-        dead_letters.stats(""),
-        dead_letters.groups(groups),
-        redrives.list(of_redrives),
-        controls.list(),
-    );
-    let frame = Frame::new("/", "Now").command("redeliver status").live();
-    let mut unknown: Vec<Problem> = Vec::new();
-    let mut concerns = Vec::new();
-    match groups {
-        Ok(answer) => concerns.extend(answer.groups.into_iter().map(of_group)),
-        Err(error) => unknown.push(error.into()),
-    }
-    match redrives {
-        Ok(answer) => {
-            let paused = answer.redrives.into_iter().filter(|redrive| !redrive.brake.is_empty());
-            concerns.extend(paused.map(redrives::Row::of).map(of_redrive));
+impl Row {
+    fn of(pipeline: &PipelineOverview) -> Self {
+        let counts = pipeline.waiting.iter().map(|place| place.waiting.as_ref().and_then(|count| count.records));
+        let dead = pipeline.dead_letters.as_ref();
+        let filter = format!("pipeline = \"{}\" AND state = OPEN", pipeline.pipeline);
+        Self {
+            link: segment("/pipelines", &pipeline.pipeline),
+            waiting: counts.clone().flatten().sum(),
+            waiting_unknown: counts.clone().any(|count| count.is_none()),
+            overdue: pipeline.waiting.iter().filter_map(|place| place.overdue).sum(),
+            open: dead.and_then(|dead| dead.open),
+            letters: address("/letters", &[("filter", &filter)]),
+            paused: pipeline.run.as_ref().and_then(|run| run.paused) == Some(true),
         }
-        Err(error) => unknown.push(error.into()),
     }
-    match controls {
-        Ok(controls) => concerns.extend(controls.into_iter().filter_map(of_control)),
-        Err(error) => unknown.push(error.into()),
-    }
-    let mut missing = None;
-    let topics = match stats {
-        Ok(stats) => {
-            missing = gaps(stats.completeness.as_ref(), frame.now);
-            concerns.extend(stats.topics.iter().filter_map(of_expiring));
-            let mut topics = stats.topics;
-            topics.sort_by_key(|topic| std::cmp::Reverse((topic.open, topic.last_hour)));
-            Ok(topics)
+}
+
+/// Something that a person should look at, with the safe next step, which its link leads to.
+pub(super) struct Concern {
+    pub(super) class: &'static str,
+    pub(super) label: &'static str,
+    pub(super) title: String,
+    pub(super) detail: String,
+    pub(super) since: Option<Timestamp>,
+    pub(super) link: String,
+    pub(super) step: &'static str,
+}
+
+impl Concern {
+    pub(super) fn of(wrong: &Wrong) -> Self {
+        let (class, label) = match wrong.kind() {
+            ProblemKind::TopicMissing => ("regressed", "topic missing"),
+            ProblemKind::LettersExpire => ("regressed", "expires soon"),
+            ProblemKind::BreakerOpen => ("regressed", "breaker open"),
+            ProblemKind::Overdue => ("regressed", "overdue"),
+            ProblemKind::RedriveBraked => ("regressed", "redrive paused"),
+            ProblemKind::GroupRegressed => ("regressed", "regressed"),
+            ProblemKind::GroupNew => ("open", "new failure"),
+            ProblemKind::Incomplete => ("open", "incomplete"),
+            ProblemKind::Paused => ("paused", "paused"),
+            ProblemKind::Unspecified => ("open", "problem"),
+        };
+        Self {
+            class,
+            label,
+            title: title(wrong),
+            detail: detail(wrong),
+            since: html::when(wrong.since),
+            link: link(wrong),
+            step: step(wrong.next_step()),
         }
-        Err(error) => Err(error.into()),
-    };
-    concerns.sort_by_key(|concern| concern.class != "regressed");
-    let page = Page {
-        frame,
-        concerns,
-        unknown,
-        topics,
-        gaps: missing,
-    };
-    respond(&page, axum::http::StatusCode::OK)
-}
-
-fn of_group(group: Group) -> Concern {
-    let is_regressed = group.state() == GroupState::Regressed;
-    let since = time(if is_regressed { group.state_time } else { group.first_dead_at });
-    let pipeline = group.pipeline.clone();
-    let open = group.open.unwrap_or(group.count);
-    let row = groups::Row::of(group);
-    Concern {
-        class: if is_regressed { "regressed" } else { "open" },
-        label: if is_regressed { "regressed" } else { "failing" },
-        title: row.reason().to_owned(),
-        detail: format!("{} open in {pipeline}", html::number(open)),
-        since,
-        link: row.link,
-        step: "look at the group",
     }
 }
 
-fn of_redrive(row: redrives::Row) -> Concern {
-    Concern {
-        class: "regressed",
-        label: "redrive paused",
-        title: row.redrive.brake.clone(),
-        detail: format!(
-            "{} of {} done, {} returned",
-            html::number(row.redrive.done),
-            html::number(row.redrive.total),
-            html::number(row.redrive.returned)
+fn title(wrong: &Wrong) -> String {
+    let count = || wrong.count.map_or_else(|| "some".to_owned(), html::number);
+    match wrong.kind() {
+        ProblemKind::TopicMissing => format!("Topic {} does not exist", wrong.topic),
+        ProblemKind::LettersExpire => format!("{} open dead letters of {} can expire", count(), wrong.topic),
+        ProblemKind::BreakerOpen => format!("The endpoint of {} fails", wrong.pipeline),
+        ProblemKind::Overdue => format!("{} records of {} are overdue", count(), wrong.pipeline),
+        ProblemKind::RedriveBraked => format!("{} redriven records came back", count()),
+        ProblemKind::GroupRegressed | ProblemKind::GroupNew => [&wrong.template, &wrong.error_code, &wrong.error_class]
+            .into_iter()
+            .find(|text| !text.is_empty())
+            .map_or_else(|| "no error in the headers".to_owned(), Clone::clone),
+        ProblemKind::Incomplete => format!("{} not known", part(wrong.part())),
+        ProblemKind::Paused => format!("{} is paused", wrong.control),
+        ProblemKind::Unspecified => "This console is older than the inspector".to_owned(),
+    }
+}
+
+fn detail(wrong: &Wrong) -> String {
+    let mut details = Vec::new();
+    if let (ProblemKind::GroupRegressed | ProblemKind::GroupNew, Some(count)) = (wrong.kind(), wrong.count) {
+        details.push(format!("{} open", html::number(count)));
+    }
+    if !wrong.pipeline.is_empty() {
+        details.push(format!("in {}", wrong.pipeline));
+    }
+    if !wrong.place.is_empty() {
+        details.push(format!("tier {}", wrong.place));
+    }
+    match wrong.growing {
+        Some(true) => details.push("still growing".to_owned()),
+        Some(false) => details.push("not growing".to_owned()),
+        None => {}
+    }
+    match (wrong.by.as_str(), wrong.why.as_str()) {
+        ("", _) => {}
+        (by, "") => details.push(format!("by {by}")),
+        (by, reason) => details.push(format!("by {by}: {reason}")),
+    }
+    details.join(", ")
+}
+
+fn part(part: OverviewPart) -> &'static str {
+    match part {
+        OverviewPart::Topics => "Topics are",
+        OverviewPart::Waiting => "What waits is",
+        OverviewPart::DeadLetters => "Some dead letters are",
+        OverviewPart::GroupStates => "The states of groups are",
+        OverviewPart::Controls => "What is paused is",
+        OverviewPart::Redrives => "Redrives are",
+        OverviewPart::Breakers => "The states of breakers are",
+        OverviewPart::Unspecified => "A part is",
+    }
+}
+
+fn link(wrong: &Wrong) -> String {
+    match wrong.next_step() {
+        NextStep::LookAtGroup => segment("/groups", &wrong.group_id),
+        NextStep::ReviewRedrive => segment("/redrives", &wrong.redrive_id),
+        NextStep::HandleDeadLetters => {
+            let filter = format!("topic = \"{}\" AND state = OPEN", wrong.topic);
+            address("/letters", &[("filter", &filter)])
+        }
+        NextStep::Resume => address("/audit", &[("target", &wrong.control), ("since", "30d")]),
+        NextStep::CheckRetryTier => address(
+            "/waiting",
+            &[("pipeline", &wrong.pipeline), ("place", &wrong.place), ("scan", "records")],
         ),
-        since: time(row.redrive.changed_at),
-        link: row.link,
-        step: "see what came back",
+        _ if !wrong.pipeline.is_empty() => segment("/pipelines", &wrong.pipeline),
+        _ => SECTION.to_owned(),
     }
 }
 
-fn of_control(control: Control) -> Option<Concern> {
-    let state = match control.effective.as_ref()? {
-        control::Effective::EffectiveApplication(application) => application.state(),
-        control::Effective::EffectivePipeline(pipeline) => pipeline.state(),
-        control::Effective::EffectiveTier(tier) => tier.state(),
-    };
-    (state == RunState::Paused).then(|| Concern {
-        class: "paused",
-        label: "paused",
-        title: control.name.clone(),
-        detail: match (control.changed_by.as_str(), control.why.as_str()) {
-            ("", _) => "by the configuration".to_owned(),
-            (by, "") => format!("by {by}"),
-            (by, why) => format!("by {by}: {why}"),
-        },
-        since: time(control.changed_at),
-        link: address("/audit", &[("target", &control.name), ("since", "30d")]),
-        step: "see who and why",
-    })
+fn step(step: NextStep) -> &'static str {
+    match step {
+        NextStep::CreateTopic => "create it: redeliver topics apply",
+        NextStep::HandleDeadLetters => "redrive, export or discard",
+        NextStep::CheckEndpoint => "check the endpoint",
+        NextStep::CheckRetryTier => "check the retry tier",
+        NextStep::ReviewRedrive => "see what came back",
+        NextStep::LookAtGroup => "look at the group",
+        NextStep::CheckKafka => "check Kafka",
+        NextStep::Wait => "wait",
+        NextStep::Resume => "see who and why",
+        NextStep::Unspecified => "",
+    }
 }
 
-fn of_expiring(topic: &TopicStats) -> Option<Concern> {
-    let left = topic.until_removal.as_ref().and_then(from_duration)?;
-    let left = std::time::Duration::from(left);
-    (topic.open? > 0 && left.as_secs() < EXPIRES_SOON).then(|| Concern {
-        class: "regressed",
-        label: "expires",
-        title: format!("{} loses open dead letters in {}", topic.topic, html::duration(left)),
-        detail: format!("{} open", html::number(topic.open.unwrap_or(0))),
-        since: time(topic.oldest),
-        link: address("/letters", &[("filter", &format!("topic = \"{}\" AND state = OPEN", topic.topic))]),
-        step: "redrive or export them",
-    })
+/// A rate of events per second, with as many digits as it deserves.
+pub(super) fn rate(rate: &Option<f64>) -> String {
+    match *rate {
+        None => "–".to_owned(),
+        Some(0.0) => "0".to_owned(),
+        Some(rate) if rate < 0.1 => format!("{:.1}/min", rate * 60.0),
+        Some(rate) if rate < 10.0 => format!("{rate:.1}/s"),
+        Some(rate) => format!("{rate:.0}/s"),
+    }
+}
+
+pub(crate) async fn page(State(backend): State<Backend>, Query(parameters): Query<Parameters>) -> Response {
+    let by_name = !parameters.after.is_empty();
+    let selection = OverviewSelection {
+        prefix: parameters.prefix.trim().to_owned(),
+        order: if by_name { OverviewOrder::ByName } else { OverviewOrder::WorstFirst }.into(),
+        limit: PIPELINES,
+        after: parameters.after.clone(),
+        ..OverviewSelection::default()
+    };
+    let overview = backend.overview().overview(selection).await;
+    let mut page = Page {
+        frame: Frame::new(SECTION, "Now").command("redeliver status").live(),
+        parameters,
+        concerns: Vec::new(),
+        gaps: None,
+        next: None,
+        overview: overview.map_err(Problem::from),
+    };
+    if let Ok(overview) = &page.overview {
+        page.concerns = overview.problems.iter().map(Concern::of).collect();
+        page.gaps = gaps(overview.completeness.as_ref(), page.frame.now);
+        let shown = overview.pipelines.len();
+        let last = overview.pipelines.last();
+        page.next = last.filter(|_| shown < overview.pipeline_count as usize).map(|last| {
+            // Pages exist in the order of names only.
+            let after = if by_name { last.pipeline.as_str() } else { " " };
+            address(SECTION, &[("prefix", &page.parameters.prefix), ("after", after)])
+        });
+    }
+    let status = status(&page.overview);
+    respond(&page, status)
 }

@@ -71,7 +71,10 @@ pub(crate) async fn page(State(backend): State<Backend>, Query(parameters): Quer
         }
         "" => (None, None),
         _ => {
-            let request = GetWaitingStatsRequest { filter: Some(filter) };
+            let request = GetWaitingStatsRequest {
+                filter: Some(filter),
+                minutes: 0,
+            };
             let stats = client.stats(request, |_| {}).await;
             (Some(stats.map_err(Problem::from)), None)
         }
