@@ -28,19 +28,22 @@ use tokio_util::sync::CancellationToken;
 
 pub use backend::Backend;
 
-/// All pages.
-pub fn routes(backend: Backend) -> Router {
+/// All pages. `hosts` are the names under which browsers reach them, besides addresses and `localhost`.
+pub fn routes(backend: Backend, hosts: Vec<String>) -> Router {
     pages::routes()
         .merge(assets::routes())
         .fallback(pages::not_found)
-        .layer(axum::middleware::from_fn(security::protect))
+        .layer(axum::middleware::from_fn_with_state(
+            security::Hosts::from(hosts),
+            security::protect,
+        ))
         .with_state(backend)
 }
 
-/// Serves all pages until `stop` is cancelled.
+/// Serves all pages on this machine until `stop` is cancelled.
 ///
 /// # Errors
 /// None at present: errors of a connection end this connection only.
 pub async fn serve(listener: Listener, backend: Backend, stop: CancellationToken) -> io::Result<()> {
-    http_server::serve(listener, routes(backend), HttpLimits::default(), stop.cancelled_owned()).await
+    http_server::serve(listener, routes(backend, Vec::new()), HttpLimits::default(), stop.cancelled_owned()).await
 }

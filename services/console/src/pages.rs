@@ -42,3 +42,24 @@ pub(crate) fn routes() -> Router<Backend> {
 pub(crate) async fn not_found() -> Response {
     Failed::respond("", Problem::not_found("Page"))
 }
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    /// The policy of the console forbids what runs or styles from inside of a page, so a template that has it does not work.
+    #[test]
+    fn templates_obey_the_policy() {
+        let templates = concat!(env!("CARGO_MANIFEST_DIR"), "/templates");
+        let mut seen = 0;
+        for entry in fs::read_dir(templates).unwrap() {
+            let path = entry.unwrap().path();
+            let text = fs::read_to_string(&path).unwrap();
+            for forbidden in [" style=", "<style", " onclick", " onload", " onsubmit", "javascript:", "<script>", "|safe"] {
+                assert!(!text.contains(forbidden), "{forbidden} in {}", path.display());
+            }
+            seen += 1;
+        }
+        assert!(seen > 10, "{seen} templates");
+    }
+}
