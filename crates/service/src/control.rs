@@ -31,6 +31,7 @@ pub mod value;
 use std::convert::Infallible;
 use std::io;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 pub use error::ControlError;
 pub use name::ControlName;
@@ -92,6 +93,12 @@ impl Control {
     #[must_use]
     pub fn is_known(&self) -> bool {
         self.replica.state().is_some()
+    }
+
+    /// Why what applies may be older than this; `None` if the topic was read to its end since.
+    #[must_use]
+    pub fn problem(&self, max_age: Duration) -> Option<Arc<str>> {
+        self.replica.problem(max_age)
     }
 
     /// Completes with each change of what applies. Fails at the end of the process.

@@ -16,6 +16,7 @@
 //! | [`http`] | clients for HTTP requests of the services themselves |
 //! | [`identity`] | who calls an API, and what the caller may do |
 //! | `idle` | the one-shot mode: the process ends when nothing is left to do |
+//! | [`queues`] | the topics that services read, with what waits in them |
 //! | [`leftovers`] | retry topics that the configuration no longer needs |
 //! | [`limit_metrics`] | counts what the limits of an API have refused |
 //! | [`memory_budget`] | memory that the requests of all callers share |
@@ -45,6 +46,7 @@ pub mod limit_metrics;
 pub mod login;
 pub mod memory_budget;
 pub mod metrics;
+pub mod queues;
 mod replica;
 mod request_span;
 pub mod topics;

@@ -16,6 +16,7 @@ from google.protobuf import json_format, message_factory
 from redeliver.v1 import audit_pb2, audit_pb2_grpc
 from redeliver.v1 import control_pb2, control_pb2_grpc
 from redeliver.v1 import dead_letters_pb2, dead_letters_pb2_grpc
+from redeliver.v1 import overview_pb2, overview_pb2_grpc
 from redeliver.v1 import redrive_pb2, redrive_pb2_grpc
 from redeliver.v1 import waiting_pb2, waiting_pb2_grpc
 
@@ -23,6 +24,7 @@ SERVICES = [
     (audit_pb2.DESCRIPTOR.services_by_name["AuditService"], audit_pb2_grpc.AuditServiceStub),
     (control_pb2.DESCRIPTOR.services_by_name["ControlService"], control_pb2_grpc.ControlServiceStub),
     (dead_letters_pb2.DESCRIPTOR.services_by_name["DeadLetterService"], dead_letters_pb2_grpc.DeadLetterServiceStub),
+    (overview_pb2.DESCRIPTOR.services_by_name["OverviewService"], overview_pb2_grpc.OverviewServiceStub),
     (redrive_pb2.DESCRIPTOR.services_by_name["RedriveService"], redrive_pb2_grpc.RedriveServiceStub),
     (waiting_pb2.DESCRIPTOR.services_by_name["WaitingService"], waiting_pb2_grpc.WaitingServiceStub),
 ]

@@ -3,7 +3,7 @@
 //!
 //! | scope | permits |
 //! |---|---|
-//! | `dead-letters:read:PATTERN` | to see what is known of the dead letters of these topics, and how records of their pipelines wait |
+//! | `dead-letters:read:PATTERN` | to see what is known of the dead letters of these topics, how records of their pipelines wait, and their overview |
 //! | `dead-letters:payload:PATTERN` | to see their keys, values and headers, and to filter by them |
 //! | `dead-letters:unmasked:PATTERN` | to see what is masked for others, of what the other scopes show, and to filter by it |
 //! | `dead-letters:operate:PATTERN` | to change groups that have dead letters in these topics only; to redrive, discard and restore dead letters of these topics, and to redrive to them |
@@ -20,6 +20,7 @@ use axum::extract::ConnectInfo;
 use redeliver_proto::v1::audit_service_server::SERVICE_NAME as AUDIT_SERVICE_NAME;
 use redeliver_proto::v1::control_service_server::SERVICE_NAME as CONTROL_SERVICE_NAME;
 use redeliver_proto::v1::dead_letter_service_server::SERVICE_NAME;
+use redeliver_proto::v1::overview_service_server::SERVICE_NAME as OVERVIEW_SERVICE_NAME;
 use redeliver_proto::v1::redrive_service_server::SERVICE_NAME as REDRIVE_SERVICE_NAME;
 use redeliver_proto::v1::waiting_service_server::SERVICE_NAME as WAITING_SERVICE_NAME;
 use redeliver_runtime::config::{Area, Verb};
@@ -57,6 +58,9 @@ const OF_WAITING: [(&str, Verb); 3] = [
     ("TraceRecord", Verb::Read),
 ];
 
+/// What each call about all pipelines requires, of their dead-letter topics.
+const OF_OVERVIEW: [(&str, Verb); 2] = [("GetOverview", Verb::Read), ("WatchOverview", Verb::Read)];
+
 /// What each call requires, of the topics that it is about.
 const PERMISSIONS: [(&str, Verb); 11] = [
     ("ListDeadLetters", Verb::Read),
@@ -79,6 +83,7 @@ pub(crate) fn required(path: &str) -> Option<(Area, Verb)> {
         SERVICE_NAME => (Area::DeadLetters, &PERMISSIONS[..]),
         REDRIVE_SERVICE_NAME => (Area::DeadLetters, &OF_REDRIVES[..]),
         WAITING_SERVICE_NAME => (Area::DeadLetters, &OF_WAITING[..]),
+        OVERVIEW_SERVICE_NAME => (Area::DeadLetters, &OF_OVERVIEW[..]),
         AUDIT_SERVICE_NAME => (Area::Audit, &OF_AUDIT[..]),
         CONTROL_SERVICE_NAME => return control::grpc::required(method),
         _ => return None,
@@ -121,6 +126,11 @@ impl Viewer {
     /// Whether the caller sees the dead letters of this topic.
     pub(crate) fn sees(&self, topic: &str) -> bool {
         self.identity.may(Area::DeadLetters, Verb::Read, Some(topic))
+    }
+
+    /// Whether the caller sees who has changed this control, such as `pipeline/docs`, and why.
+    pub(crate) fn sees_control(&self, control: &str) -> bool {
+        self.identity.may(Area::Control, Verb::Read, Some(control))
     }
 
     /// Whether the caller also sees their keys, values and headers.
@@ -379,6 +389,7 @@ mod tests {
         for (of, permissions) in [
             (SERVICE_NAME, &PERMISSIONS[..]),
             (WAITING_SERVICE_NAME, &OF_WAITING[..]),
+            (OVERVIEW_SERVICE_NAME, &OF_OVERVIEW[..]),
             (AUDIT_SERVICE_NAME, &OF_AUDIT[..]),
             (REDRIVE_SERVICE_NAME, &OF_REDRIVES[..]),
         ] {

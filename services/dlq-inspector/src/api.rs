@@ -6,6 +6,7 @@ mod decoded;
 mod group_changes;
 mod groups;
 mod list;
+mod overview;
 mod payload;
 mod progress;
 mod redrives;
@@ -49,6 +50,7 @@ use crate::letter::content_hash;
 use crate::lookup_pool::LookupPool;
 use crate::masking::Masking;
 use crate::metrics::Metrics;
+use crate::overview::task::Overviews;
 use crate::schema_registry::SchemaRegistry;
 use crate::shared::SharedState;
 use crate::waiting::scans::Scans;
@@ -81,6 +83,7 @@ pub(crate) struct Api {
     pub(crate) shared: Arc<SharedState>,
     pub(crate) groups: Groups,
     pub(crate) redrives: Redrives,
+    pub(crate) overviews: Overviews,
     pub(crate) kafka: KafkaSettings,
     pub(crate) clock: Arc<dyn Clock>,
     pub(crate) metrics: Metrics,
@@ -124,6 +127,7 @@ impl Api {
         shared: Arc<SharedState>,
         groups: Groups,
         redrives: Redrives,
+        overviews: Overviews,
         kafka: KafkaSettings,
         clock: Arc<dyn Clock>,
         metrics: Metrics,
@@ -143,6 +147,7 @@ impl Api {
             shared,
             groups,
             redrives,
+            overviews,
             kafka,
             clock,
             metrics,

@@ -12,6 +12,7 @@
 //! Each version of the schema, and each list of JSON fields, has a file of its own. A new one is built beside the old one,
 //! which is deleted once the new one has caught up.
 
+mod attention;
 mod change;
 mod counters;
 mod entries;
@@ -41,6 +42,7 @@ use std::path::{Path, PathBuf};
 
 use rusqlite::{Connection, ErrorCode};
 
+pub(crate) use attention::{TopicGroup, groups_in_need};
 pub use change::Change;
 pub use groups::{GroupOrder, GroupPage, IndexedGroup};
 pub(crate) use groups::{GroupQuery, list_groups, open_groups, topics_of_group, with_letters};

@@ -21,6 +21,7 @@
 //! | `decoding_pool` | the threads that parse schemas and decode values |
 //! | `schema_registry` | fetches and keeps schemas |
 //! | `waiting` | records that wait for their next attempt, and the life of a record, read from Kafka on demand |
+//! | `overview` | what happens in all pipelines, and what is wrong, for all callers together |
 //! | `audit` | the audit topic: recording who gets payloads, and reading it |
 //! | `api` | the gRPC services |
 //! | [`server`] | the gRPC server: health, reflection, identities, graceful shutdown |
@@ -52,6 +53,7 @@ mod ingest;
 mod lookup_pool;
 mod masking;
 mod metrics;
+mod overview;
 mod schema_registry;
 mod shared;
 mod waiting;
@@ -93,6 +95,8 @@ use crate::json_fields::JsonFields;
 use crate::lookup_pool::LookupPool;
 use crate::masking::Masking;
 use crate::metrics::Metrics;
+use crate::overview::surveyor::{Sources, Surveyor as OverviewSurveyor};
+use crate::overview::task::Overviews;
 use crate::pattern::Patterns;
 use crate::schema_registry::SchemaRegistry;
 use crate::shared::SharedState;
@@ -191,6 +195,7 @@ pub fn mount(host: &mut Host) -> anyhow::Result<SocketAddr> {
     let lookups = LookupPool::new(host.kafka.clone());
     let audit = Audit::new(host, config.record_disclosures, metrics.clone())?;
     let control = host.control_aside()?;
+    let overview_control = control.clone();
     let controls = Controls::new(
         host,
         "dlq-inspector",
@@ -269,6 +274,22 @@ pub fn mount(host: &mut Host) -> anyhow::Result<SocketAddr> {
             metrics.clone(),
         )?;
     }
+    let overviews = Overviews::new();
+    let overview_surveyor = OverviewSurveyor::new(Sources {
+        config: host.config.clone(),
+        kafka: host.kafka.clone(),
+        surveyor: redrive_surveyor.clone(),
+        pool: pool.clone(),
+        shared: shared.clone(),
+        group_states: states.clone(),
+        jobs: jobs.clone(),
+        control: overview_control,
+        clock: host.clock.clone(),
+    });
+    let surveying = overviews
+        .clone()
+        .run(overview_surveyor, metrics.clone(), stop.clone());
+    host.tasks.spawn("dlq-overview", surveying);
     let redrives = redrive::start::count(jobs.clone(), metrics.clone(), stop.clone());
     host.tasks.spawn("dlq-redrives", redrives);
     let service = Api::new(
@@ -305,6 +326,7 @@ pub fn mount(host: &mut Host) -> anyhow::Result<SocketAddr> {
             topic: redrives_topic.as_str().into(),
             accepts_edits: config.redrive.edit,
         },
+        overviews,
         host.kafka.clone(),
         host.clock.clone(),
         metrics,

@@ -71,6 +71,8 @@ pub(crate) struct Metrics {
     removed_entries: Counter,
     scans: Gauge,
     scanned: Counter,
+    overview_surveys: Counter,
+    overview_watchers: Gauge,
     calls: Family<CallLabels, Histogram, fn() -> Histogram>,
 }
 
@@ -96,6 +98,8 @@ impl Metrics {
             removed_entries: Counter::default(),
             scans: Gauge::default(),
             scanned: Counter::default(),
+            overview_surveys: Counter::default(),
+            overview_watchers: Gauge::default(),
             calls: Family::new_with_constructor(|| Histogram::new(CALL_SECONDS)),
         };
         registry.register(
@@ -202,6 +206,16 @@ impl Metrics {
             "dlq_scanned_offsets",
             "Offsets that scans of waiting records and traces have read",
             metrics.scanned.clone(),
+        );
+        registry.register(
+            "dlq_overview_surveys",
+            "Surveys for overviews, which all callers share",
+            metrics.overview_surveys.clone(),
+        );
+        registry.register(
+            "dlq_overview_watchers",
+            "Clients that are watching the overview",
+            metrics.overview_watchers.clone(),
         );
         registry.register_with_unit(
             "dlq_call",
@@ -334,6 +348,15 @@ impl Metrics {
 
     pub(crate) fn add_scanned(&self, offsets: u64) {
         self.scanned.inc_by(offsets);
+    }
+
+    pub(crate) fn add_overview_survey(&self) {
+        self.overview_surveys.inc();
+    }
+
+    pub(crate) fn count_overview_watcher(&self) -> WatcherGuard {
+        self.overview_watchers.inc();
+        WatcherGuard(self.overview_watchers.clone())
     }
 
     pub(crate) fn count_watcher(&self) -> WatcherGuard {

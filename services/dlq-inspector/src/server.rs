@@ -1,4 +1,4 @@
-//! The gRPC server: dead letters, redrives, waiting records, control, the audit log, health, reflection.
+//! The gRPC server: dead letters, redrives, waiting records, the overview, control, the audit log, health, reflection.
 
 use std::io;
 use std::sync::Arc;
@@ -13,6 +13,9 @@ use redeliver_proto::v1::control_service_server::{
     ControlServiceServer, SERVICE_NAME as CONTROL_SERVICE_NAME,
 };
 use redeliver_proto::v1::dead_letter_service_server::{DeadLetterServiceServer, SERVICE_NAME};
+use redeliver_proto::v1::overview_service_server::{
+    OverviewServiceServer, SERVICE_NAME as OVERVIEW_SERVICE_NAME,
+};
 use redeliver_proto::v1::redrive_service_server::{
     RedriveServiceServer, SERVICE_NAME as REDRIVE_SERVICE_NAME,
 };
@@ -79,6 +82,7 @@ pub(crate) async fn serve(
             SERVICE_NAME,
             REDRIVE_SERVICE_NAME,
             WAITING_SERVICE_NAME,
+            OVERVIEW_SERVICE_NAME,
             AUDIT_SERVICE_NAME,
             CONTROL_SERVICE_NAME,
             HEALTH,
@@ -101,6 +105,7 @@ pub(crate) async fn serve(
         .add_service(AuditServiceServer::new(api.clone()))
         .add_service(RedriveServiceServer::new(api.clone()))
         .add_service(WaitingServiceServer::new(api.clone()))
+        .add_service(OverviewServiceServer::new(api.clone()))
         .add_service(DeadLetterServiceServer::new(api))
         .into_axum_router()
         .reset_fallback()

@@ -1,32 +1,23 @@
 //! `redeliver status`: the whole system on one screen. Kafka knows what waits; the inspector and the scheduler, if they can
 //! be reached, know dead letters and jobs.
 
-use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
 use std::process::ExitCode;
-use std::sync::Arc;
 use std::time::Duration;
 
 use clap::Args;
 use redeliver_client::convert::time;
 use redeliver_client::messages::{Completeness, DeadLetterStats, Stats, TopicStats};
 use redeliver_client::{ClientError, DeadLetterClient, JobClient, Timestamp};
-use redeliver_core::backoff::MAX_WAIT;
 use redeliver_core::error_chain::error_chain;
-use redeliver_core::headers::ReservedHeaders;
-use redeliver_core::pipeline::{parse_retry_topic, retry_tier_group};
-use redeliver_core::{Clock as _, Record, SystemClock};
-use redeliver_kafka::KafkaSettings;
-use redeliver_kafka::backlog::{Backlog, Head, reachable_heads};
+use redeliver_core::{Clock as _, SystemClock};
 use redeliver_kafka::groups::members;
-use redeliver_kafka::reader::ReadError;
 use redeliver_kafka::topology;
 use redeliver_runtime::Config;
 use redeliver_runtime::cli::{CommonArgs, EXIT_FAILURE, report};
 use redeliver_service::host::check_kafka;
-use redeliver_service::leftovers::leftovers;
 use redeliver_service::login::kafka_of_command;
-use redeliver_service::topics;
+use redeliver_service::queues::{self, Waiting};
 use serde_json::json;
 
 use crate::connection::{CliError, ConnectionArgs, conclude, inspector, scheduler};
@@ -52,9 +43,6 @@ pub(crate) struct StatusArgs {
     connection: ConnectionArgs,
 }
 
-/// Maximum number of offsets of a partition that are read. Records of a tier are nearly in the order of their due times.
-const HEAD: i64 = 100;
-
 pub(crate) fn main(args: &StatusArgs) -> ExitCode {
     let config = match args.common.load() {
         Ok(config) => config,
@@ -72,8 +60,8 @@ pub(crate) fn main(args: &StatusArgs) -> ExitCode {
         let now = SystemClock.now();
         print_item(args.output.format, || status.text(now), || status.json(now));
         let is_whole = status.queues.as_ref().is_ok_and(|queues| {
-            let mut configured = queues.iter().filter(|queue| queue.is_configured);
-            configured.all(|queue| queue.unreachable.is_empty())
+            let mut configured = queues.iter().filter(|queue| queue.read.is_configured);
+            configured.all(|queue| queue.waiting.unreachable.is_empty())
         });
         Ok(ExitCode::from(if is_whole { 0 } else { EXIT_FAILURE }))
     })
@@ -88,55 +76,38 @@ struct Status {
 
 /// A topic that a service reads.
 struct Queue {
-    /// The pipeline; `None` for the scheduler.
-    pipeline: Option<Arc<str>>,
-    /// Whether the pipeline is in the configuration. The topic of another one may be of another installation, whose groups have other names:
-    /// what those have read is not known.
-    is_configured: bool,
-    topic: Arc<str>,
-    group: String,
+    read: queues::Queue,
     /// The number of consumers in the group; `None` if a broker does not tell.
     members: Option<usize>,
-    backlog: Backlog,
-    /// Partitions whose leaders do not answer.
-    unreachable: Vec<i32>,
-    /// The due times of its first records, if they wait for them.
-    due: Option<Vec<Timestamp>>,
+    waiting: Waiting,
 }
 
 impl Queue {
-    fn due_at(&self, now: Timestamp) -> Option<usize> {
-        let due = self.due.as_ref()?;
-        Some(due.iter().filter(|due| **due <= now).count())
-    }
-
-    fn earliest(&self) -> Option<Timestamp> {
-        self.due.as_ref()?.iter().min().copied()
-    }
-
     fn row(&self, now: Timestamp) -> Vec<String> {
-        let bound = match self.backlog.is_exact && self.is_configured {
+        let Self { read, waiting, .. } = self;
+        let backlog = waiting.backlog;
+        let bound = match backlog.is_exact && read.is_configured {
             true => "",
-            false if self.unreachable.is_empty() => "≤ ",
+            false if waiting.unreachable.is_empty() => "≤ ",
             false => "≈ ",
         };
-        let overdue = self.due_at(now).map(|due| {
+        let overdue = waiting.due_at(now).map(|due| {
             // Only the first records were read.
-            let bound = if self.backlog.is_exact { "" } else { "≥ " };
+            let bound = if backlog.is_exact { "" } else { "≥ " };
             format!("{bound}{due}")
         });
-        let next = match self.earliest() {
-            Some(earliest) if earliest > now && !self.unreachable.is_empty() => "unknown".text(),
+        let next = match waiting.earliest() {
+            Some(earliest) if earliest > now && !waiting.unreachable.is_empty() => "unknown".text(),
             earliest => due(earliest, now),
         };
         vec![
-            match &self.pipeline {
-                Some(pipeline) if !self.is_configured => format!("{pipeline} (not configured)"),
+            match &read.pipeline {
+                Some(pipeline) if !read.is_configured => format!("{pipeline} (not configured)"),
                 Some(pipeline) => pipeline.to_string(),
                 None => "(scheduler)".to_owned(),
             },
-            self.topic.to_string(),
-            format!("{bound}{}", self.backlog.records),
+            read.topic.to_string(),
+            format!("{bound}{}", backlog.records),
             overdue.unwrap_or_default(),
             next.unwrap_or_default(),
             match self.members {
@@ -148,17 +119,19 @@ impl Queue {
     }
 
     fn json(&self, now: Timestamp) -> Json {
+        let Self { read, waiting, .. } = self;
+        let backlog = waiting.backlog;
         json!({
-            "pipeline": self.pipeline.as_deref(),
-            "configured": self.is_configured,
-            "topic": &*self.topic,
-            "group": self.group,
+            "pipeline": read.pipeline.as_deref(),
+            "configured": read.is_configured,
+            "topic": &*read.topic,
+            "group": read.group,
             "consumers": self.members,
-            "records": self.backlog.records,
-            "records_is_exact": self.backlog.is_exact && self.is_configured,
-            "unreachable_partitions": self.unreachable,
-            "due": self.due_at(now),
-            "next_due": self.earliest().map(|earliest| earliest.to_string()),
+            "records": backlog.records,
+            "records_is_exact": backlog.is_exact && read.is_configured,
+            "unreachable_partitions": waiting.unreachable,
+            "due": waiting.due_at(now),
+            "next_due": waiting.earliest().map(|earliest| earliest.to_string()),
         })
     }
 }
@@ -169,12 +142,16 @@ impl Status {
         let mut text = match &self.queues {
             Ok(queues) => {
                 let mut text = table(&columns, queues.iter().map(|queue| queue.row(now)));
-                for queue in queues.iter().filter(|queue| !queue.unreachable.is_empty()) {
-                    let partitions: Vec<String> = queue.unreachable.iter().map(i32::to_string).collect();
+                for queue in queues
+                    .iter()
+                    .filter(|queue| !queue.waiting.unreachable.is_empty())
+                {
+                    let partitions: Vec<String> =
+                        queue.waiting.unreachable.iter().map(i32::to_string).collect();
                     let _ = write!(
                         text,
                         "\n{}: records may be missing in the counts, since the leaders of these partitions do not answer: {}",
-                        queue.topic,
+                        queue.read.topic,
                         partitions.join(", ")
                     );
                 }
@@ -258,96 +235,23 @@ fn completeness(stats: &DeadLetterStats) -> Completeness {
 async fn queues(config: &Config, timeout: Duration) -> Result<Vec<Queue>, CliError> {
     let kafka = kafka_of_command(config)?;
     let existing = topology::names(&kafka.client(), timeout).await?;
-    read_queues(config, &kafka, &existing, timeout).map_err(|source| CliError::Kafka {
+    let read = queues::queues(config, &kafka, &existing);
+    let failed = |source| CliError::Kafka {
         brokers: config.kafka.brokers.clone(),
         source: Box::new(source),
-    })
-}
-
-fn read_queues(
-    config: &Config,
-    kafka: &KafkaSettings,
-    existing: &BTreeSet<String>,
-    timeout: Duration,
-) -> Result<Vec<Queue>, ReadError> {
-    let read = read_topics(config, kafka, existing);
-    let pairs: Vec<(String, Arc<str>)> = read
-        .iter()
-        .map(|(_, group, topic)| (group.clone(), topic.clone()))
-        .collect();
-    let due_time = |record: Record| {
-        let headers = ReservedHeaders::read(&record).ok()?;
-        // A malformed record becomes a dead letter at once.
-        headers.process_after(SystemClock.now(), MAX_WAIT).ok()
     };
-    let mut heads: BTreeMap<Arc<str>, Head<Option<Timestamp>>> =
-        reachable_heads(kafka, &pairs, HEAD, timeout, due_time)?;
-    let members = members(kafka, timeout).ok();
-    let configured: BTreeSet<Arc<str>> = topics::pipelines(config)
-        .into_iter()
-        .map(|pipeline| pipeline.name)
-        .collect();
-    let queues = read.into_iter().filter_map(|(pipeline, group, topic)| {
-        let Head {
-            backlog,
-            first,
-            unreachable,
-        } = heads.remove(&topic)?;
-        let is_tier = matches!(parse_retry_topic(&topic), Some((_, Some(_))));
-        let is_configured = pipeline.as_ref().is_none_or(|name| configured.contains(name));
+    let mut waiting = queues::waiting(&kafka, &read, timeout).map_err(failed)?;
+    let members = members(&kafka, timeout).ok();
+    let queues = read.into_iter().filter_map(|read| {
         Some(Queue {
-            pipeline,
-            is_configured,
             members: members
                 .as_ref()
-                .map(|members| members.get(&group).copied().unwrap_or(0)),
-            backlog,
-            unreachable,
-            due: (is_tier && is_configured).then(|| first.into_iter().flatten().collect()),
-            topic,
-            group,
+                .map(|members| members.get(&read.group).copied().unwrap_or(0)),
+            waiting: waiting.remove(&read.topic)?,
+            read,
         })
     });
     Ok(queues.collect())
-}
-
-/// The existing topics that services read, each with its pipeline and its group.
-fn read_topics(
-    config: &Config,
-    kafka: &KafkaSettings,
-    existing: &BTreeSet<String>,
-) -> Vec<(Option<Arc<str>>, String, Arc<str>)> {
-    let pipelines = topics::pipelines(config);
-    let mut read = Vec::new();
-    for pipeline in &pipelines {
-        let name = || Some(pipeline.name.clone());
-        let worker = pipeline.worker_group(&kafka.id_prefix);
-        let mut own = pipeline.worker_topics(existing.contains(&*pipeline.due_topic()));
-        let due = own.split_off(usize::from(!pipeline.retired));
-        read.extend(own.into_iter().map(|topic| (name(), worker.clone(), topic)));
-        for &tier in pipeline.policy.tiers() {
-            let group = retry_tier_group(&kafka.id_prefix, tier);
-            read.push((name(), group, pipeline.tier_topic(tier)));
-        }
-        read.extend(due.into_iter().map(|topic| (name(), worker.clone(), topic)));
-    }
-    let needed = topics::of_all(config);
-    for leftover in leftovers(&pipelines, &needed, existing) {
-        let group = leftover.group(&kafka.id_prefix);
-        read.push((Some(leftover.pipeline.clone()), group, leftover.topic.clone()));
-    }
-    if needs_scheduler(config) {
-        let group = kafka.id(&config.scheduler.group);
-        read.push((None, group, config.scheduler.topics().ingest));
-    }
-    let mut seen = BTreeSet::new();
-    read.retain(|(_, _, topic)| existing.contains(&**topic) && seen.insert(topic.clone()));
-    read
-}
-
-fn needs_scheduler(config: &Config) -> bool {
-    let pipelines = topics::pipelines(config);
-    !config.scheduler.apps.is_empty() || pipelines.iter().any(|pipeline| pipeline.long_waits.is_some())
 }
 
 async fn dead_letters(config: &Config, args: &StatusArgs) -> Result<DeadLetterStats, CliError> {
@@ -358,7 +262,7 @@ async fn dead_letters(config: &Config, args: &StatusArgs) -> Result<DeadLetterSt
 }
 
 async fn jobs(config: &Config, args: &StatusArgs) -> Option<Result<Stats, CliError>> {
-    if !needs_scheduler(config) {
+    if !queues::needs_scheduler(config) {
         return None;
     }
     let service = scheduler(config).with_flag("--scheduler");
@@ -372,23 +276,39 @@ async fn jobs(config: &Config, args: &StatusArgs) -> Option<Result<Stats, CliErr
 
 #[cfg(test)]
 mod tests {
+    use redeliver_core::pipeline::TopicRole;
+    use redeliver_kafka::backlog::Backlog;
+
     use super::*;
+
+    fn queue(topic: &str, is_configured: bool, waiting: Waiting) -> Queue {
+        Queue {
+            read: queues::Queue {
+                pipeline: Some("orders".into()),
+                is_configured,
+                topic: topic.into(),
+                role: TopicRole::Source,
+                group: "redeliver-orders".to_owned(),
+            },
+            members: Some(0),
+            waiting,
+        }
+    }
+
+    fn waiting(is_exact: bool, unreachable: Vec<i32>) -> Waiting {
+        Waiting {
+            backlog: Backlog {
+                records: 54,
+                is_exact,
+            },
+            unreachable,
+            due: None,
+        }
+    }
 
     #[test]
     fn unconfigured_pipeline_is_marked() {
-        let queue = |is_configured| Queue {
-            pipeline: Some("orders".into()),
-            is_configured,
-            topic: "orders-retry-5s".into(),
-            group: "redeliver-retry-5s".to_owned(),
-            members: Some(0),
-            backlog: Backlog {
-                records: 54,
-                is_exact: true,
-            },
-            unreachable: Vec::new(),
-            due: None,
-        };
+        let queue = |is_configured| queue("orders-retry-5s", is_configured, waiting(true, Vec::new()));
         let now = Timestamp::from_millis(0);
         let row = |is_configured| queue(is_configured).row(now);
         assert_eq!((&*row(true)[0], &*row(true)[2]), ("orders", "54"));
@@ -403,19 +323,7 @@ mod tests {
 
     #[test]
     fn unreachable_partitions_are_named() {
-        let queue = Queue {
-            pipeline: Some("orders".into()),
-            is_configured: true,
-            topic: "orders".into(),
-            group: "redeliver-orders".to_owned(),
-            members: Some(1),
-            backlog: Backlog {
-                records: 54,
-                is_exact: false,
-            },
-            unreachable: vec![0, 3],
-            due: None,
-        };
+        let queue = queue("orders", true, waiting(false, vec![0, 3]));
         let status = Status {
             queues: Ok(vec![queue]),
             dead: Err(CliError::Failed(String::new())),

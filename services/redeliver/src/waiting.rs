@@ -181,6 +181,7 @@ async fn list(client: &WaitingClient, args: &ListArgs) -> Result<ExitCode, CliEr
 async fn stats(client: &WaitingClient, args: &StatsArgs) -> Result<ExitCode, CliError> {
     let request = GetWaitingStatsRequest {
         filter: args.filter.filter(),
+        ..GetWaitingStatsRequest::default()
     };
     let mut stats = with_progress(async |progress| client.stats(request, progress).await).await?;
     let coverage = stats.coverage.ok_or(ClientError::InvalidResponse("coverage"))?;

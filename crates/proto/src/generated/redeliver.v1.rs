@@ -5965,7 +5965,7 @@ pub struct RunOverview {
     #[prost(string, tag = "5")]
     pub by: ::prost::alloc::string::String,
     #[prost(string, tag = "6")]
-    pub why: ::prost::alloc::string::String,
+    pub reason: ::prost::alloc::string::String,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct DeadLettersOverview {
@@ -6017,7 +6017,7 @@ pub struct Problem {
     #[prost(string, tag = "13")]
     pub by: ::prost::alloc::string::String,
     #[prost(string, tag = "14")]
-    pub why: ::prost::alloc::string::String,
+    pub reason: ::prost::alloc::string::String,
     #[prost(string, tag = "15")]
     pub error_class: ::prost::alloc::string::String,
     #[prost(string, tag = "16")]

@@ -32,7 +32,7 @@ use crate::waiting::life::{Event, Outcome, Step};
 use crate::waiting::limit::QUEUE_TIMEOUT;
 use crate::waiting::page::Row;
 use crate::waiting::scans::{OnProgress, TIMEOUT, TraceError, Traced};
-use crate::waiting::tally::{Filter, Found};
+use crate::waiting::tally::{Detail, Filter, Found};
 
 /// The time between two messages about the progress of a scan.
 const PROGRESS: Duration = Duration::from_millis(200);
@@ -42,6 +42,8 @@ const SEND_TIMEOUT: Duration = Duration::from_secs(30);
 const CODES: usize = 20;
 /// The maximum size of the steps of a trace in bytes: clients accept 4 MiB by default.
 const MAX_TRACE: usize = 3 << 20;
+/// How many minutes a forecast can have.
+const MAX_MINUTES: u32 = 120;
 /// Maximum length of a text in a filter in bytes.
 const MAX_TEXT: usize = 250;
 
@@ -97,7 +99,7 @@ impl Api {
         use v1::list_waiting_response::Event;
         let limit = page_size(request.limit)?;
         let selection = self.waiting_selection(viewer, request.filter.unwrap_or_default())?;
-        let scan = self.waiting(viewer, selection, limit, |selection, found| {
+        let scan = self.waiting(viewer, selection, Detail::Rows(limit), |selection, found| {
             let rows = found.rows.iter();
             let rows = rows.map(|row| record_message(row, &selection.pipelines[row.pipeline]));
             v1::WaitingRecords {
@@ -123,7 +125,12 @@ impl Api {
     ) -> Result<ResponseStream<v1::GetWaitingStatsResponse>, Status> {
         use v1::get_waiting_stats_response::Event;
         let selection = self.waiting_selection(viewer, request.filter.unwrap_or_default())?;
-        let scan = self.waiting(viewer, selection, 0, |selection, found| {
+        if request.minutes > MAX_MINUTES {
+            let problem = format!("must be at most {MAX_MINUTES}");
+            return Err(invalid("minutes", problem, "FILTER_INVALID", []));
+        }
+        let detail = Detail::Forecast(request.minutes as usize);
+        let scan = self.waiting(viewer, selection, detail, |selection, found| {
             let places = found.counts.iter();
             let places = places.map(|((pipeline, place), counts)| v1::WaitingPlace {
                 pipeline: selection.pipelines[*pipeline].name.to_string(),
@@ -151,7 +158,7 @@ impl Api {
         &self,
         viewer: &Viewer,
         selection: Selection,
-        limit: usize,
+        detail: Detail,
         answer: impl FnOnce(&Selection, &Found) -> R + Send + 'static,
     ) -> Work<R> {
         let (scans, viewer) = (self.scans.clone(), viewer.clone());
@@ -161,7 +168,7 @@ impl Api {
                 filter,
                 now,
             } = &selection;
-            let found = scans.waiting(&viewer, pipelines, filter.clone(), limit, *now, on_progress);
+            let found = scans.waiting(&viewer, pipelines, filter.clone(), detail, *now, on_progress);
             let found = found.map_err(|error| scan_failed(&error))?;
             Ok(answer(&selection, &found))
         })
@@ -225,7 +232,7 @@ impl Api {
     }
 
     /// The pipelines that the caller sees, or the one with this name, which the caller must see.
-    fn pipelines(&self, viewer: &Viewer, name: &str) -> Result<Vec<Pipeline>, Status> {
+    pub(super) fn pipelines(&self, viewer: &Viewer, name: &str) -> Result<Vec<Pipeline>, Status> {
         if name.is_empty() {
             return Ok(self.scans.visible(viewer, ""));
         }
@@ -489,7 +496,7 @@ fn trace_failed(error: TraceError) -> Status {
 }
 
 /// A new call with the same credentials has the new scopes from its start.
-fn scopes_changed() -> Status {
+pub(super) fn scopes_changed() -> Status {
     let text = "the scopes of the caller have changed; repeat the call";
     status(Code::Unavailable, text, "SCOPES_CHANGED", [])
 }
@@ -519,6 +526,10 @@ fn counts_message(counts: &Counts) -> v1::WaitingCounts {
             })
             .collect(),
         other_codes,
+        forecast: (!counts.per_minute.is_empty()).then(|| v1::WaitingForecast {
+            per_minute: counts.per_minute.clone(),
+            later: counts.later,
+        }),
     }
 }
 

@@ -64,7 +64,7 @@ pub struct Decision {
 
 impl Decision {
     /// The time up to which dead letters are resolved.
-    fn resolved_until(&self) -> Timestamp {
+    pub(crate) fn resolved_until(&self) -> Timestamp {
         self.resolved_until.unwrap_or(self.time)
     }
 

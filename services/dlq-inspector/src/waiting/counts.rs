@@ -23,9 +23,22 @@ pub(crate) struct Counts {
     pub(crate) oldest: Option<Timestamp>,
     by_code: HashMap<String, u64>,
     other_codes: u64,
+    /// How many are due in each of the next minutes, and after them. Empty without a forecast.
+    pub(crate) per_minute: Vec<u64>,
+    pub(crate) later: u64,
 }
 
+const MINUTE: i64 = 60_000;
+
 impl Counts {
+    /// Counts with a forecast of this many minutes.
+    pub(crate) fn forecasting(minutes: usize) -> Self {
+        Self {
+            per_minute: vec![0; minutes],
+            ..Self::default()
+        }
+    }
+
     pub(crate) fn add(&mut self, facts: &Facts, now: Timestamp) {
         self.records += 1;
         self.overdue += u64::from(facts.due.is_some_and(|due| due <= now));
@@ -38,6 +51,11 @@ impl Counts {
         self.next_due = earlier(self.next_due, facts.due);
         self.oldest = earlier(self.oldest, facts.entered());
         self.add_code(facts.code.as_deref().unwrap_or_default(), 1);
+        if let Some(due) = facts.due.filter(|due| *due > now && !self.per_minute.is_empty()) {
+            let minute = due.as_millis().saturating_sub(now.as_millis()) / MINUTE;
+            let minute = usize::try_from(minute).unwrap_or(usize::MAX);
+            *self.per_minute.get_mut(minute).unwrap_or(&mut self.later) += 1;
+        }
     }
 
     /// Adds the records of other counts.
@@ -54,6 +72,12 @@ impl Counts {
             self.add_code(code, *records);
         }
         self.other_codes += other.other_codes;
+        let minutes = self.per_minute.len().max(other.per_minute.len());
+        self.per_minute.resize(minutes, 0);
+        for (sum, count) in self.per_minute.iter_mut().zip(&other.per_minute) {
+            *sum += count;
+        }
+        self.later += other.later;
     }
 
     fn add_code(&mut self, code: &str, records: u64) {
@@ -149,6 +173,24 @@ mod tests {
                 prop_assert_eq!(codes.iter().map(|(_, count)| count).sum::<u64>() + others, all.records);
             }
         }
+    }
+
+    #[test]
+    fn forecast_counts_what_is_not_due() {
+        let now = Timestamp::from_millis(1_000_000);
+        let mut counts = Counts::forecasting(2);
+        for wait in [-1, 0, 1, 59_999, 60_000, 119_999, 120_000, i64::MAX - 1_000_000] {
+            let facts = Facts {
+                due: Some(Timestamp::from_millis(1_000_000 + wait)),
+                ..Facts::default()
+            };
+            counts.add(&facts, now);
+        }
+        let mut total = Counts::default();
+        total.merge(&counts);
+        total.merge(&counts);
+        assert_eq!((total.per_minute, total.later), (vec![4, 4], 4));
+        assert_eq!((counts.records, counts.overdue), (8, 2));
     }
 
     #[test]

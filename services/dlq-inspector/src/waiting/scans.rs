@@ -25,7 +25,7 @@ use super::decision::{Decision, Decisions};
 use super::facts::Visible;
 use super::life::{Copies, Copy, Entered, Life, MAX_COPIES, Spot, life, may_be_in_source};
 use super::limit::ScanLimit;
-use super::tally::{Filter, Found, Tally};
+use super::tally::{Detail, Filter, Found, Tally};
 use crate::access::Viewer;
 use crate::id::LetterId;
 use crate::ledger;
@@ -115,7 +115,7 @@ impl Scans {
         viewer: &Viewer,
         pipelines: &[Pipeline],
         filter: Filter,
-        limit: usize,
+        detail: Detail,
         now: Timestamp,
         on_progress: OnProgress<'_>,
     ) -> Result<Found, ReadError> {
@@ -146,7 +146,7 @@ impl Scans {
             .zip(pipelines)
             .map(|(index, pipeline)| (&*pipeline.name, index))
             .collect();
-        let mut tally = Tally::new(filter, limit, now);
+        let mut tally = Tally::new(filter, detail, now);
         let scan = Scan::new(&self.kafka, &whole, &unfinished)?;
         let mut visit = |record: &Record| {
             let topic = &record.position.topic;

@@ -58,6 +58,15 @@ impl Filter {
     }
 }
 
+/// What is wanted beside counts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Detail {
+    /// Up to this number of records.
+    Rows(usize),
+    /// How many are due in each of this number of minutes.
+    Forecast(usize),
+}
+
 /// Counts the records of pipelines that match.
 #[derive(Debug)]
 pub(crate) struct Tally {
@@ -65,6 +74,8 @@ pub(crate) struct Tally {
     now: Timestamp,
     /// By pipeline and place.
     counts: BTreeMap<(usize, Place), Counts>,
+    /// Of the forecast of each count.
+    minutes: usize,
     page: Page,
     /// Long waits that were scheduled when their newest state was read, and match.
     scheduled: HashMap<JobId, Row>,
@@ -92,13 +103,17 @@ impl Found {
 }
 
 impl Tally {
-    /// Keeps up to `limit` rows.
-    pub(crate) fn new(filter: Filter, limit: usize, now: Timestamp) -> Self {
+    pub(crate) fn new(filter: Filter, detail: Detail, now: Timestamp) -> Self {
+        let (rows, minutes) = match detail {
+            Detail::Rows(rows) => (rows, 0),
+            Detail::Forecast(minutes) => (0, minutes),
+        };
         Self {
             filter,
             now,
             counts: BTreeMap::new(),
-            page: Page::new(limit),
+            minutes,
+            page: Page::new(rows),
             scheduled: HashMap::new(),
             max_scheduled: MAX_SCHEDULED,
             is_truncated: false,
@@ -139,7 +154,8 @@ impl Tally {
     }
 
     fn count(&mut self, row: Row, message: impl FnOnce() -> Option<String>) {
-        let counts = self.counts.entry((row.pipeline, row.place)).or_default();
+        let counts = self.counts.entry((row.pipeline, row.place));
+        let counts = counts.or_insert_with(|| Counts::forecasting(self.minutes));
         counts.add(&row.facts, self.now);
         self.page.offer(row, message);
     }
@@ -188,7 +204,7 @@ mod tests {
     }
 
     fn found(filter: Filter, mask: &Mask<'_>) -> Found {
-        let mut tally = Tally::new(filter, 10, NOW);
+        let mut tally = Tally::new(filter, Detail::Rows(10), NOW);
         tally.add(0, TIER, &waiting(10, 1, "a", 2_000_000), mask);
         tally.add(0, TIER, &waiting(20, 3, "b", 900_000), mask);
         tally.add(1, Place::Due, &waiting(30, 2, "a", 500_000), mask);
@@ -299,7 +315,7 @@ mod tests {
         let mask = Mask::default();
         let id = |number| JobId::new(NOW, 0, number);
         let record = |offset| waiting(offset, 1, "a", 2_000_000);
-        let mut tally = Tally::new(Filter::default(), 10, NOW);
+        let mut tally = Tally::new(Filter::default(), Detail::Rows(10), NOW);
         tally.max_scheduled = 2;
         tally.add_state(id(1), Some((0, &record(1), &mask)));
         tally.add_state(id(2), Some((0, &record(2), &mask)));
@@ -316,7 +332,7 @@ mod tests {
     fn malformed_record_is_last() {
         let mut record = waiting(40, 1, "a", 1);
         record.headers = record.headers.filtered(|name| name != headers::RETRY_COUNT);
-        let mut tally = Tally::new(Filter::default(), 10, NOW);
+        let mut tally = Tally::new(Filter::default(), Detail::Rows(10), NOW);
         let mut without_due = waiting(50, 1, "a", 1);
         without_due.headers.push_text(headers::PROCESS_AFTER, "soon");
         for record in [&without_due, &record, &waiting(60, 1, "a", 2)] {

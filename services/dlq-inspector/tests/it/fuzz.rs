@@ -22,17 +22,19 @@ use tonic::{Code, Request, Status};
 use crate::support::{DEADLINE, InspectorEnv, dead};
 
 /// What the inspector serves.
-const SERVICES: [&str; 5] = [
+const SERVICES: [&str; 6] = [
     "redeliver.v1.AuditService",
     "redeliver.v1.ControlService",
     "redeliver.v1.DeadLetterService",
+    "redeliver.v1.OverviewService",
     "redeliver.v1.RedriveService",
     "redeliver.v1.WaitingService",
 ];
 /// Methods that open a client of Kafka or write a transaction. They are called seldom, so that there is time for many requests.
-const SLOW: [&str; 19] = [
+const SLOW: [&str; 21] = [
     "AnnotateGroup",
     "CancelRedrive",
+    "GetOverview",
     "GetWaitingStats",
     "ListAuditEntries",
     "ListWaiting",
@@ -50,6 +52,7 @@ const SLOW: [&str; 19] = [
     "SetRedriveRate",
     "StartRedrive",
     "TraceRecord",
+    "WatchOverview",
 ];
 /// The largest message that this service accepts, in bytes.
 const CONTROL: (&str, usize) = ("ControlService", 4 << 10);

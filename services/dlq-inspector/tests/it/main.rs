@@ -16,6 +16,7 @@ mod groups;
 mod ledger_removal;
 mod lifecycle;
 mod limits;
+mod overview;
 mod rebuild;
 mod redrive;
 mod redrive_brokers;

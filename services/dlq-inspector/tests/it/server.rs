@@ -80,6 +80,7 @@ async fn calls_require_token_with_scope() {
             "redeliver.v1.AuditService",
             "redeliver.v1.ControlService",
             "redeliver.v1.DeadLetterService",
+            "redeliver.v1.OverviewService",
             "redeliver.v1.RedriveService",
             "redeliver.v1.WaitingService",
         ]

@@ -72,7 +72,10 @@ async fn listed(client: &mut Client, pipeline: &str) -> Result<v1::WaitingRecord
 }
 
 async fn counted(client: &mut Client, filter: v1::WaitingFilter) -> Result<v1::WaitingStats, Status> {
-    let request = v1::GetWaitingStatsRequest { filter: Some(filter) };
+    let request = v1::GetWaitingStatsRequest {
+        filter: Some(filter),
+        ..v1::GetWaitingStatsRequest::default()
+    };
     let messages = all(client.get_waiting_stats(request).await).await?;
     match messages.last().and_then(|message| message.event.clone()) {
         Some(v1::get_waiting_stats_response::Event::Stats(stats)) => Ok(stats),

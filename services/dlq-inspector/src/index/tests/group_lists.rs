@@ -531,3 +531,77 @@ fn filters_on_masked_fields_match_letters() {
     assert_eq!(counts("pipeline != x"), [group("<masked>", 1)]);
     assert_eq!(counts("pipeline = <masked>"), []);
 }
+
+#[test]
+fn groups_in_need_count_by_topic() {
+    let mut fixture = Fixture::new();
+    let dead = |topic: &str, offset: i64, code: &str| {
+        at(
+            1_000 * offset,
+            topic,
+            0,
+            offset,
+            &[("error-code", code), ("error-class", "permanent")],
+        )
+    };
+    fixture.put(vec![
+        dead("a-dlq", 1, "old"),
+        dead("b-dlq", 20, "old"),
+        dead("a-dlq", 12, "new"),
+        dead("a-dlq", 13, "new"),
+        dead("a-dlq", 14, "discarded"),
+    ]);
+    fixture.mark("a-dlq/0/12", Some(State::Discarded));
+    fixture.mark("a-dlq/0/14", Some(State::Discarded));
+    let id = |fixture: &Fixture, code: &str| {
+        fixture
+            .groups(&format!("error_code = {code}"), GroupOrder::Last, None, 1)
+            .groups[0]
+            .id
+    };
+    let found = |fixture: &Fixture, states: &GroupStates| {
+        let (since, now) = (Timestamp::from_millis(10_000), Timestamp::from_millis(30_000));
+        let read =
+            |connection: &rusqlite::Connection| crate::index::groups_in_need(connection, states, since, now);
+        let mut found: Vec<String> = fixture
+            .read(read)
+            .into_iter()
+            .map(|group| {
+                let (first, last) = (group.first.as_millis(), group.last.as_millis());
+                let state = group.state.name();
+                format!(
+                    "{} {} {state} {first} {last} {}",
+                    group.error_code, group.topic, group.open
+                )
+            })
+            .collect();
+        found.sort_unstable();
+        found
+    };
+    let none = GroupStates::default();
+    // In the topic `b-dlq`, the old group is new.
+    assert_eq!(
+        found(&fixture, &none),
+        ["new a-dlq open 12000 13000 1", "old b-dlq open 20000 20000 1"]
+    );
+    let decided = |code: &str, state, time| decided(&[(id(&fixture, code), state, time)]);
+    // Resolved after the dead letter in `a-dlq`, and before the one in `b-dlq`.
+    assert_eq!(
+        found(&fixture, &decided("old", Decided::Resolved, 5_000)),
+        [
+            "new a-dlq open 12000 13000 1",
+            "old b-dlq regressed 20000 20000 1"
+        ]
+    );
+    assert_eq!(
+        found(&fixture, &decided("new", Decided::Resolved, 12_500)),
+        [
+            "new a-dlq regressed 12500 13000 1",
+            "old b-dlq open 20000 20000 1"
+        ]
+    );
+    assert_eq!(
+        found(&fixture, &decided("new", Decided::Muted(None), 5_000)),
+        ["old b-dlq open 20000 20000 1"]
+    );
+}

@@ -1,0 +1,318 @@
+//! Surveys Kafka and the index.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::time::Duration;
+
+use redeliver_core::error_chain::error_chain;
+use redeliver_core::pipeline::parse_retry_topic;
+use redeliver_core::wait::LogThrottle;
+use redeliver_core::{Clock, Timestamp};
+use redeliver_kafka::KafkaSettings;
+use redeliver_kafka::reader::ReadError;
+use redeliver_proto::v1;
+use redeliver_runtime::Config;
+use redeliver_service::control::Control;
+use redeliver_service::queues;
+use redeliver_store::Replica;
+use tokio::task::JoinHandle;
+use tokio::time::{Instant, timeout};
+
+use super::history::History;
+use super::pipelines::Pipelines;
+use super::survey::{Letters, Open, Reading, Redrive, RedriveState, Survey, Topics};
+use super::view::Overview;
+use crate::completeness::MAX_AGE;
+use crate::group_states::GroupStates;
+use crate::index::{self, Pool};
+use crate::redrive::job;
+use crate::redrive::jobs::Jobs;
+use crate::shared::SharedState;
+
+/// The time within which records near the ends of topics must be read.
+const READ_TIMEOUT: Duration = Duration::from_secs(5);
+/// A group is new for this time after its first dead letter.
+const NEW_MILLIS: i64 = 86_400_000;
+/// How long a survey waits for what waits, before and after it was read for the first time.
+const FIRST_READING: Duration = Duration::from_secs(3);
+const READING: Duration = Duration::from_millis(500);
+/// The time between two readings is at least this many times as long as a reading, up to the maximum.
+const PAUSE: u32 = 4;
+const MAX_INTERVAL: Duration = Duration::from_secs(30);
+/// And at least this long for each group: a reading connects to the cluster once for each of them.
+const PER_GROUP: Duration = Duration::from_millis(200);
+/// Of how many missing topics Kafka is asked in each survey why they are not in its list.
+const ASKED: usize = 20;
+
+/// Where a survey comes from.
+pub(crate) struct Sources {
+    pub(crate) config: Arc<Config>,
+    pub(crate) kafka: KafkaSettings,
+    pub(crate) surveyor: redeliver_kafka::survey::Surveyor,
+    pub(crate) pool: Pool,
+    pub(crate) shared: Arc<SharedState>,
+    pub(crate) group_states: Replica<GroupStates>,
+    pub(crate) jobs: Replica<Jobs>,
+    pub(crate) control: Control,
+    pub(crate) clock: Arc<dyn Clock>,
+}
+
+/// Surveys, one after the other.
+pub(crate) struct Surveyor {
+    sources: Sources,
+    pipelines: Arc<Pipelines>,
+    began: Instant,
+    history: History,
+    /// What waits, as it was read last.
+    waiting: Option<Arc<Reading>>,
+    /// A reading that is in progress, since when.
+    reading: Option<(Instant, JoinHandle<Result<Reading, ReadError>>)>,
+    /// When the next one may begin.
+    next_reading: Instant,
+    /// Whether the last reading has failed, or none has ended yet.
+    lacks_reading: bool,
+    log_throttle: LogThrottle,
+}
+
+impl Surveyor {
+    pub(crate) fn new(sources: Sources) -> Self {
+        let pipelines = Pipelines::new(redeliver_service::topics::pipelines(&sources.config));
+        Self {
+            sources,
+            pipelines: Arc::new(pipelines),
+            began: Instant::now(),
+            history: History::default(),
+            waiting: None,
+            reading: None,
+            next_reading: Instant::now(),
+            lacks_reading: true,
+            log_throttle: LogThrottle::default(),
+        }
+    }
+
+    /// Forgets what was found, once it is not needed any more.
+    pub(crate) fn forget(&mut self) {
+        self.history = History::default();
+        (self.waiting, self.reading, self.lacks_reading) = (None, None, true);
+        self.next_reading = Instant::now();
+    }
+
+    /// Surveys everything. What waits can be older, if reading it takes longer than the rest.
+    pub(crate) async fn survey(&mut self, number: u64) -> Overview {
+        let at = self.sources.clock.now();
+        let uptime = self.began.elapsed();
+        let mut incomplete = BTreeMap::new();
+        let topics = self.topics().await;
+        if topics.is_none() {
+            let problem = "Kafka does not answer the request for topics";
+            incomplete.insert(v1::OverviewPart::Topics, problem);
+        }
+        self.read_waiting(topics.as_deref()).await;
+        let waiting = self.waiting.clone();
+        let is_old = |reading: &Arc<Reading>| at.since(reading.at) > 2 * MAX_AGE;
+        if self.lacks_reading || waiting.as_ref().is_none_or(is_old) {
+            let problem = "what waits is not read yet, or cannot be read";
+            incomplete.insert(v1::OverviewPart::Waiting, problem);
+        }
+        let letters = self.letters(at).await;
+        match &letters {
+            None => drop(incomplete.insert(
+                v1::OverviewPart::DeadLetters,
+                "the index has not caught up, or cannot be read",
+            )),
+            Some(letters) if !letters.has_states => {
+                let problem = "the ledger cannot be read";
+                incomplete.insert(v1::OverviewPart::DeadLetters, problem);
+            }
+            Some(letters)
+                if letters
+                    .completeness
+                    .as_of
+                    .is_none_or(|as_of| at.since(as_of) > MAX_AGE) =>
+            {
+                let problem = "the index is more than 30 seconds old";
+                incomplete.insert(v1::OverviewPart::DeadLetters, problem);
+            }
+            Some(_) => {}
+        }
+        let sources = &self.sources;
+        for (part, problem) in [
+            (
+                v1::OverviewPart::GroupStates,
+                sources.group_states.problem(MAX_AGE),
+            ),
+            (v1::OverviewPart::Controls, sources.control.problem(MAX_AGE)),
+            (v1::OverviewPart::Redrives, sources.jobs.problem(MAX_AGE)),
+        ] {
+            if problem.is_some() {
+                incomplete.insert(part, "its topic cannot be read");
+            }
+        }
+        let survey = Survey {
+            number,
+            at,
+            uptime,
+            topics,
+            waiting,
+            letters,
+            controls: sources.control.is_known().then(|| sources.control.snapshot()),
+            redrives: sources.jobs.state().map(|jobs| redrives(&jobs)),
+            incomplete,
+        };
+        self.history.note(&survey, self.pipelines.needed.iter());
+        let overview = Overview::of(&self.pipelines, &survey, &self.history);
+        self.history.add(&survey);
+        overview
+    }
+
+    async fn topics(&mut self) -> Option<Arc<Topics>> {
+        let (surveyor, pipelines) = (self.sources.surveyor.clone(), self.pipelines.clone());
+        // A topic is missing only in a second survey, which knows whether Kafka refuses to describe it.
+        let named: BTreeSet<Arc<str>> = self.history.missing().take(ASKED).cloned().collect();
+        let surveyed = tokio::task::spawn_blocking(move || {
+            let is_needed = |name: &str| {
+                let retried = || parse_retry_topic(name).map(|(pipeline, _)| pipeline);
+                pipelines.needed.contains(name)
+                    || retried().is_some_and(|pipeline| pipelines.get(pipeline).is_some())
+            };
+            surveyor.topics_and(is_needed, &named)
+        });
+        // It panics only if it has a defect, and is cancelled only at the end of the process.
+        let surveyed = surveyed.await.ok()?;
+        let surveyed = self.known(surveyed, "cannot survey topics for the overview");
+        surveyed.map(|surveyed| Arc::new(Topics::of(surveyed)))
+    }
+
+    fn known<T>(&mut self, result: Result<T, ReadError>, message: &'static str) -> Option<T> {
+        match result {
+            Ok(known) => Some(known),
+            Err(error) => {
+                if self.log_throttle.should_log() {
+                    tracing::warn!(error = %error_chain(&error), "{message}");
+                }
+                None
+            }
+        }
+    }
+
+    /// Reads what waits in these topics, or goes on waiting for it. What was read before stays meanwhile.
+    async fn read_waiting(&mut self, topics: Option<&Topics>) {
+        if let (None, Some(topics)) = (&self.reading, topics)
+            && Instant::now() >= self.next_reading
+        {
+            let existing = topics.ends.keys().map(ToString::to_string).collect();
+            self.reading = Some((Instant::now(), self.begin_reading(existing)));
+        }
+        let Some((began, reading)) = &mut self.reading else {
+            return;
+        };
+        let patience = if self.waiting.is_none() {
+            FIRST_READING
+        } else {
+            READING
+        };
+        let Ok(read) = timeout(patience, reading).await else {
+            return;
+        };
+        let took = began.elapsed();
+        self.reading = None;
+        // It panics only if it has a defect, and is cancelled only at the end of the process.
+        let read = read
+            .ok()
+            .and_then(|read| self.known(read, "cannot read what waits for the overview"));
+        self.lacks_reading = read.is_none();
+        let groups = read.as_ref().map_or(1, |read| read.groups);
+        self.next_reading = Instant::now() + (took * PAUSE).max(PER_GROUP * groups).min(MAX_INTERVAL);
+        if let Some(read) = read {
+            self.waiting = Some(Arc::new(read));
+        }
+    }
+
+    fn begin_reading(&self, existing: BTreeSet<String>) -> JoinHandle<Result<Reading, ReadError>> {
+        let (config, kafka) = (self.sources.config.clone(), self.sources.kafka.clone());
+        let at = self.sources.clock.now();
+        tokio::task::spawn_blocking(move || {
+            let mut read = queues::queues(&config, &kafka, &existing);
+            read.retain(|queue| queue.is_configured && queue.pipeline.is_some());
+            let groups: BTreeSet<&str> = read.iter().map(|queue| &*queue.group).collect();
+            let groups = u32::try_from(groups.len()).unwrap_or(u32::MAX);
+            let mut waiting = queues::waiting(&kafka, &read, READ_TIMEOUT)?;
+            let mut queues: BTreeMap<Arc<str>, Vec<_>> = BTreeMap::new();
+            for queue in read {
+                if let (Some(pipeline), Some(waiting)) = (&queue.pipeline, waiting.remove(&queue.topic)) {
+                    queues.entry(pipeline.clone()).or_default().push((queue, waiting));
+                }
+            }
+            Ok(Reading { at, groups, queues })
+        })
+    }
+
+    /// What the index knows.
+    async fn letters(&mut self, now: Timestamp) -> Option<Arc<Letters>> {
+        let shared = &self.sources.shared;
+        let (build, before) = (shared.build(), shared.completeness());
+        before.as_of?;
+        let states = self.sources.group_states.state();
+        let since = Timestamp::from_millis(now.as_millis().saturating_sub(NEW_MILLIS));
+        let read = self.sources.pool.internal(move |connection| {
+            let open = index::open_by_topic(connection)?;
+            let groups = states
+                .as_ref()
+                .map(|states| index::groups_in_need(connection, states, since, now));
+            Ok((open, groups.transpose()?))
+        });
+        let (open, groups) = match read.await {
+            Ok(read) => read,
+            Err(error) => {
+                if self.log_throttle.should_log() {
+                    tracing::warn!(error = %error_chain(&error), "cannot read the index for the overview");
+                }
+                return None;
+            }
+        };
+        let completeness = before.and(&shared.completeness());
+        if completeness.as_of.is_none() || shared.build() != build {
+            return None;
+        }
+        let topics = shared.topics().clone();
+        let has_states = completeness.are_states_known();
+        let open = open.into_iter().filter(|_| has_states).map(|(topic, open)| {
+            let status = topics.get(&topic);
+            let known = Open {
+                count: open.count.unsigned_abs(),
+                oldest: open.oldest,
+                removed_from: status.and_then(|status| status.removes_at(open.oldest)),
+            };
+            (topic, known)
+        });
+        Some(Arc::new(Letters {
+            open: open.collect(),
+            has_states,
+            groups: groups.filter(|_| has_states),
+            completeness,
+        }))
+    }
+}
+
+/// The jobs that have not ended, and are started.
+fn redrives(jobs: &Jobs) -> Vec<Redrive> {
+    let redrives = jobs.iter().filter_map(|(id, entry, job)| {
+        let progress = entry.progress();
+        let state = match job::state(&job, &progress) {
+            v1::RedriveState::Running => RedriveState::Running,
+            v1::RedriveState::Paused if job::is_braked(&job, &progress) => RedriveState::Braked,
+            v1::RedriveState::Paused => RedriveState::Paused,
+            _ => return None,
+        };
+        let sources = job.spec().sources.iter();
+        Some(Redrive {
+            id: id.to_owned(),
+            sources: sources.map(|count| count.topic.as_str().into()).collect(),
+            state,
+            sent_at: progress.sent_at,
+            returned: progress.returned,
+            by: job.spec().created_by.clone(),
+        })
+    });
+    redrives.collect()
+}

@@ -1,0 +1,729 @@
+//! From surveys to what callers see.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::time::Duration;
+
+use redeliver_core::backoff::Jitter;
+use redeliver_core::pipeline::TopicRole;
+use redeliver_core::{HumanDuration, Pipeline, RetryPolicy, Timestamp};
+use redeliver_kafka::backlog::Backlog;
+use redeliver_proto::convert::from_timestamp;
+use redeliver_proto::{Message as _, v1};
+use redeliver_service::control::value::{Desired, PipelineControl, Run, TierControl, Value};
+use redeliver_service::control::{ControlName, Snapshot};
+use redeliver_service::queues::{Queue, Waiting};
+use v1::{NextStep, ProblemKind};
+
+use super::history::History;
+use super::pipelines::Pipelines;
+use super::survey::{Letters, Open, Reading, Redrive, RedriveState, Survey, TopicEnd, Topics};
+use super::view::{Caller, Overview, Selection, digest};
+use crate::completeness::Completeness;
+use crate::fingerprint::GroupId;
+use crate::group_states::GroupState;
+use crate::index::TopicGroup;
+
+const NOW: i64 = 1_000_000_000;
+const TIER: HumanDuration = HumanDuration::from_secs(30);
+const ALL: Selection = Selection {
+    pipeline: String::new(),
+    prefix: String::new(),
+    is_by_name: false,
+    after: String::new(),
+    limit: 100,
+    problem_limit: 100,
+};
+
+fn at(millis: i64) -> Timestamp {
+    Timestamp::from_millis(millis)
+}
+
+fn pipeline(name: &str) -> Pipeline {
+    Pipeline {
+        output: Some(format!("{name}-out").into()),
+        policy: RetryPolicy::listed(vec![TIER], None, Jitter::None).unwrap(),
+        ..Pipeline::new(name)
+    }
+}
+
+fn pipelines(names: &[&str]) -> Pipelines {
+    Pipelines::new(names.iter().map(|name| pipeline(name)).collect())
+}
+
+/// Everything is known, and nothing is wrong.
+fn survey(pipelines: &Pipelines, number: u64) -> Survey {
+    let end = TopicEnd {
+        offsets: 0,
+        partitions: 2,
+        is_whole: true,
+    };
+    let ends = pipelines.needed.iter().map(|topic| (topic.clone(), end));
+    Survey {
+        number,
+        at: at(NOW),
+        uptime: Duration::from_secs(number),
+        topics: Some(Arc::new(Topics {
+            ends: ends.collect(),
+            refused: BTreeSet::new(),
+        })),
+        waiting: Some(Arc::new(Reading {
+            at: at(NOW),
+            groups: 0,
+            queues: BTreeMap::new(),
+        })),
+        letters: Some(Arc::new(Letters {
+            has_states: true,
+            groups: Some(Vec::new()),
+            completeness: Completeness {
+                as_of: Some(at(NOW)),
+                ..Completeness::default()
+            },
+            ..Letters::default()
+        })),
+        controls: Some(Arc::default()),
+        redrives: Some(Vec::new()),
+        incomplete: BTreeMap::new(),
+    }
+}
+
+fn topics(survey: &mut Survey) -> &mut Topics {
+    Arc::get_mut(survey.topics.as_mut().unwrap()).unwrap()
+}
+
+fn letters(survey: &mut Survey) -> &mut Letters {
+    Arc::get_mut(survey.letters.as_mut().unwrap()).unwrap()
+}
+
+fn queue(survey: &mut Survey, pipeline: &str, topic: &str, role: TopicRole, waiting: Waiting) {
+    let queue = Queue {
+        pipeline: Some(pipeline.into()),
+        is_configured: true,
+        topic: topic.into(),
+        role,
+        group: String::new(),
+    };
+    let reading = Arc::get_mut(survey.waiting.as_mut().unwrap()).unwrap();
+    let queues = reading.queues.entry(pipeline.into()).or_default();
+    queues.push((queue, waiting));
+}
+
+fn backlog(records: u64, due: Option<&[i64]>) -> Waiting {
+    Waiting {
+        backlog: Backlog {
+            records,
+            is_exact: true,
+        },
+        unreachable: Vec::new(),
+        due: due.map(|due| due.iter().copied().map(at).collect()),
+    }
+}
+
+/// Sees these topics and controls; `*`: all.
+struct Sees<'s>(&'s [&'s str]);
+
+impl Caller for Sees<'_> {
+    fn sees(&self, topic: &str) -> bool {
+        self.0.contains(&"*") || self.0.contains(&topic)
+    }
+
+    fn sees_control(&self, control: &str) -> bool {
+        self.0.contains(&"*") || self.0.contains(&control)
+    }
+}
+
+/// An overview of surveys, the last of which is shown.
+fn shown(pipelines: &Pipelines, surveys: &[Survey]) -> Overview {
+    let mut history = History::default();
+    let mut shown = None;
+    for survey in surveys {
+        history.note(survey, pipelines.needed.iter());
+        shown = Some(Overview::of(pipelines, survey, &history));
+        history.add(survey);
+    }
+    shown.unwrap()
+}
+
+/// An empty overview with this number.
+pub(super) fn overview(number: u64) -> Overview {
+    let pipelines = pipelines(&[]);
+    shown(&pipelines, &[survey(&pipelines, number)])
+}
+
+#[test]
+fn quiet_system_has_no_problems() {
+    let pipelines = pipelines(&["b", "a"]);
+    let view = shown(&pipelines, &[survey(&pipelines, 1)]).view(&Sees(&["*"]), &ALL);
+    assert!(view.problems.is_empty() && view.completeness.unwrap().complete);
+    let names: Vec<&str> = view.pipelines.iter().map(|row| &*row.pipeline).collect();
+    assert_eq!((names, view.pipeline_count), (vec!["a", "b"], 2));
+    let row = &view.pipelines[0];
+    let places: Vec<&str> = row.waiting.iter().map(|place| &*place.place).collect();
+    assert_eq!(places, ["due", "30s"]);
+    assert_eq!(row.dead_letters.as_ref().unwrap().open, Some(0));
+    assert_eq!(row.run.as_ref().unwrap().paused, Some(false));
+    // Two surveys are needed.
+    assert_eq!(row.rates, None);
+    // Nothing tells it.
+    assert_eq!(row.breaker(), v1::BreakerState::Unspecified);
+    assert_eq!(view.incomplete.len(), 1);
+}
+
+#[test]
+fn unknown_parts_are_not_set() {
+    let pipelines = pipelines(&["a"]);
+    let unknown = Survey {
+        topics: None,
+        waiting: None,
+        letters: None,
+        controls: None,
+        redrives: None,
+        incomplete: [
+            (v1::OverviewPart::Topics, "no answer"),
+            (v1::OverviewPart::Waiting, "no answer"),
+        ]
+        .into(),
+        ..survey(&pipelines, 1)
+    };
+    let later = Survey {
+        at: at(NOW + 5_000),
+        topics: None,
+        waiting: None,
+        incomplete: unknown.incomplete.clone(),
+        ..survey(&pipelines, 2)
+    };
+    let view = shown(&pipelines, &[unknown]).view(&Sees(&["*"]), &ALL);
+    let row = &view.pipelines[0];
+    assert_eq!(row.lag.as_ref().unwrap().records, None);
+    assert!(
+        row.waiting
+            .iter()
+            .all(|place| place.waiting.as_ref().unwrap().records.is_none())
+    );
+    assert!(row.rates.is_none() && row.dead_letters.is_none() && row.missing_topics.is_empty());
+    assert_eq!(row.run.as_ref().unwrap().paused, None);
+    assert!(!view.completeness.unwrap().complete && view.waiting_as_of.is_none());
+
+    let unknown = Survey {
+        incomplete: later.incomplete.clone(),
+        ..survey(&pipelines, 1)
+    };
+    let view = shown(&pipelines, &[unknown, later]).view(&Sees(&["*"]), &ALL);
+    let problems: Vec<_> = view
+        .problems
+        .iter()
+        .map(|problem| {
+            (
+                problem.kind(),
+                problem.part(),
+                problem.since.as_ref().and_then(from_timestamp),
+            )
+        })
+        .collect();
+    let kind = ProblemKind::Incomplete;
+    let since = Some(at(NOW));
+    assert_eq!(
+        problems,
+        [
+            (kind, v1::OverviewPart::Topics, since),
+            (kind, v1::OverviewPart::Waiting, since)
+        ]
+    );
+}
+
+#[test]
+fn rates_are_differences_of_ends() {
+    let pipelines = pipelines(&["a"]);
+    let end = |offsets, partitions, is_whole| TopicEnd {
+        offsets,
+        partitions,
+        is_whole,
+    };
+    for (before, now, expected) in [
+        (Some(end(100, 2, true)), Some(end(150, 2, true)), Some(10.0)),
+        (Some(end(100, 2, true)), Some(end(100, 2, true)), Some(0.0)),
+        // A partition was added.
+        (Some(end(100, 2, true)), Some(end(105, 3, true)), Some(1.0)),
+        // A leader does not answer.
+        (Some(end(100, 2, true)), Some(end(150, 2, false)), None),
+        (Some(end(100, 2, false)), Some(end(150, 2, true)), None),
+        // The topic was created again.
+        (Some(end(100, 2, true)), Some(end(50, 2, true)), None),
+        (Some(end(100, 2, true)), Some(end(150, 1, true)), None),
+        (None, Some(end(150, 2, true)), None),
+        (Some(end(100, 2, true)), None, None),
+    ] {
+        let of = |number, end: Option<TopicEnd>| {
+            let mut survey = survey(&pipelines, number);
+            let ends = &mut topics(&mut survey).ends;
+            for topic in ["a", "a-out", "a-retry-30s", "a-dlq"] {
+                ends.remove(topic);
+                ends.extend(end.map(|end| (topic.into(), end)));
+            }
+            survey
+        };
+        let view = shown(&pipelines, &[of(1, before), of(6, now)]).view(&Sees(&["*"]), &ALL);
+        let rates = view.pipelines[0].rates.clone().unwrap();
+        for rate in [rates.received, rates.succeeded, rates.retried, rates.dead] {
+            assert_eq!(rate, expected, "{before:?} {now:?}");
+        }
+        assert_eq!(rates.window.unwrap().seconds, 5);
+    }
+}
+
+#[test]
+fn shared_output_has_no_rate() {
+    let with_output = |name: &str, output: Option<&str>| Pipeline {
+        output: output.map(Into::into),
+        ..pipeline(name)
+    };
+    let pipelines = Pipelines::new(vec![
+        with_output("a", Some("out")),
+        with_output("b", Some("out")),
+        with_output("c", Some("own")),
+        with_output("d", None),
+    ]);
+    let surveys = [survey(&pipelines, 1), survey(&pipelines, 6)];
+    let view = shown(&pipelines, &surveys).view(&Sees(&["*"]), &ALL);
+    let succeeded = view
+        .pipelines
+        .iter()
+        .map(|row| row.rates.as_ref().unwrap().succeeded);
+    assert_eq!(succeeded.collect::<Vec<_>>(), [None, None, Some(0.0), None]);
+}
+
+#[test]
+fn rates_are_of_newest_window() {
+    let pipelines = pipelines(&["a"]);
+    let surveys: Vec<Survey> = (1..=60)
+        .map(|number| {
+            let mut survey = survey(&pipelines, number);
+            let source = topics(&mut survey).ends.get_mut("a").unwrap();
+            // It doubles its rate.
+            source.offsets = if number < 40 { 0 } else { 7 * number.cast_signed() };
+            survey
+        })
+        .collect();
+    let view = shown(&pipelines, &surveys).view(&Sees(&["*"]), &ALL);
+    let rates = view.pipelines[0].rates.as_ref().unwrap();
+    assert_eq!(rates.received, Some(7.0));
+    assert!((10..14).contains(&rates.window.as_ref().unwrap().seconds));
+}
+
+fn group(state: GroupState, last: i64) -> TopicGroup {
+    TopicGroup {
+        id: GroupId::from_number(7),
+        topic: "a-dlq".to_owned(),
+        state,
+        first: at(NOW - 7_200_000),
+        last: at(last),
+        open: 3,
+        error_class: "permanent".to_owned(),
+        error_code: "http.404".to_owned(),
+        template: "x".repeat(1_000),
+    }
+}
+
+fn control(desired: Desired, changed_at: i64) -> Value {
+    Value {
+        revision: 1,
+        changed_at: Some(at(changed_at)),
+        changed_by: "token:ann".to_owned(),
+        why: "outage".to_owned(),
+        change_id: bytes::Bytes::new(),
+        desired,
+    }
+}
+
+const PAUSED_PIPELINE: Desired = Desired::Pipeline(PipelineControl {
+    run: Some(Run::Paused),
+    rate: None,
+});
+const PAUSED_TIER: Desired = Desired::Tier(TierControl {
+    run: Some(Run::Paused),
+    rate: None,
+    release: None,
+});
+
+fn controls(values: &[(&str, Desired, i64)]) -> Option<Arc<Snapshot>> {
+    let mut snapshot = Snapshot::default();
+    for (name, desired, changed_at) in values {
+        let name: ControlName = name.parse().unwrap();
+        snapshot.insert(name, control(desired.clone(), *changed_at));
+    }
+    Some(Arc::new(snapshot))
+}
+
+#[test]
+fn problems_have_next_steps() {
+    type Change = fn(&mut Survey);
+    let cases: [(Change, Option<(ProblemKind, NextStep, Option<bool>)>); 13] = [
+        (
+            |survey| topics(survey).ends.retain(|topic, _| &**topic != "a-out"),
+            Some((ProblemKind::TopicMissing, NextStep::CreateTopic, None)),
+        ),
+        // It may exist.
+        (
+            |survey| {
+                topics(survey).ends.remove("a-out");
+                topics(survey).refused.insert("a-out".into());
+            },
+            None,
+        ),
+        (
+            |survey| {
+                let open = Open {
+                    count: 5,
+                    oldest: at(0),
+                    removed_from: Some(at(NOW + 23 * 3_600_000)),
+                };
+                letters(survey).open.insert("a-dlq".to_owned(), open);
+            },
+            Some((
+                ProblemKind::LettersExpire,
+                NextStep::HandleDeadLetters,
+                Some(true),
+            )),
+        ),
+        (
+            |survey| {
+                let open = Open {
+                    count: 5,
+                    oldest: at(0),
+                    removed_from: Some(at(NOW + 25 * 3_600_000)),
+                };
+                letters(survey).open.insert("a-dlq".to_owned(), open);
+            },
+            None,
+        ),
+        (
+            |survey| {
+                let due = [NOW - 61_000, NOW + 5_000];
+                queue(
+                    survey,
+                    "a",
+                    "a-retry-30s",
+                    TopicRole::Tier(TIER),
+                    backlog(2, Some(&due)),
+                );
+            },
+            Some((ProblemKind::Overdue, NextStep::CheckRetryTier, None)),
+        ),
+        (
+            |survey| {
+                let due = [NOW - 59_000];
+                queue(
+                    survey,
+                    "a",
+                    "a-retry-30s",
+                    TopicRole::Tier(TIER),
+                    backlog(2, Some(&due)),
+                );
+            },
+            None,
+        ),
+        // What is paused is not overdue.
+        (
+            |survey| {
+                let due = [NOW - 61_000];
+                queue(
+                    survey,
+                    "a",
+                    "a-retry-30s",
+                    TopicRole::Tier(TIER),
+                    backlog(2, Some(&due)),
+                );
+                survey.controls = controls(&[("tier/30s", PAUSED_TIER, NOW)]);
+            },
+            None,
+        ),
+        (
+            |survey| {
+                survey.redrives = Some(vec![Redrive {
+                    id: "1f".to_owned(),
+                    sources: vec!["a-dlq".into()],
+                    state: RedriveState::Braked,
+                    sent_at: Some(at(NOW)),
+                    returned: 12,
+                    by: "token:ann".to_owned(),
+                }]);
+            },
+            Some((ProblemKind::RedriveBraked, NextStep::ReviewRedrive, None)),
+        ),
+        (
+            |survey| letters(survey).groups = Some(vec![group(GroupState::Regressed, NOW - 1_000)]),
+            Some((ProblemKind::GroupRegressed, NextStep::LookAtGroup, Some(true))),
+        ),
+        (
+            |survey| letters(survey).groups = Some(vec![group(GroupState::Open, NOW - 301_000)]),
+            Some((ProblemKind::GroupNew, NextStep::LookAtGroup, Some(false))),
+        ),
+        (
+            |survey| {
+                let missing = (("a-dlq".into(), Some(1)), crate::completeness::Reason::NotRead);
+                letters(survey).completeness.missing.extend([missing]);
+            },
+            Some((ProblemKind::Incomplete, NextStep::Wait, None)),
+        ),
+        (
+            |survey| survey.controls = controls(&[("pipeline/a", PAUSED_PIPELINE, NOW - 3_600_000)]),
+            Some((ProblemKind::Paused, NextStep::Resume, None)),
+        ),
+        (
+            |survey| survey.controls = controls(&[("pipeline/a", PAUSED_PIPELINE, NOW - 3_599_000)]),
+            None,
+        ),
+    ];
+    let pipelines = pipelines(&["a", "b"]);
+    for (index, (change, expected)) in cases.into_iter().enumerate() {
+        let changed = |number| {
+            let mut survey = survey(&pipelines, number);
+            change(&mut survey);
+            survey
+        };
+        // Only what the last one has is new.
+        let first = if matches!(expected, Some((ProblemKind::TopicMissing, ..))) {
+            changed(1)
+        } else {
+            survey(&pipelines, 1)
+        };
+        let view = shown(&pipelines, &[first, changed(6)]).view(&Sees(&["*"]), &ALL);
+        let found: Vec<_> = view
+            .problems
+            .iter()
+            .map(|problem| (problem.kind(), problem.next_step(), problem.growing))
+            .collect();
+        assert_eq!(found, Vec::from_iter(expected), "case {index}");
+        let template = view.problems.first().map_or(0, |problem| problem.template.len());
+        assert!(template <= 200);
+    }
+}
+
+#[test]
+fn missing_topic_needs_two_surveys() {
+    let pipelines = pipelines(&["a"]);
+    let lacking = |number| {
+        let mut survey = Survey {
+            at: at(NOW + 1_000 * i64::try_from(number).unwrap()),
+            ..survey(&pipelines, number)
+        };
+        topics(&mut survey).ends.remove("a-dlq");
+        survey
+    };
+    let view = |surveys: &[Survey]| shown(&pipelines, surveys).view(&Sees(&["*"]), &ALL);
+    assert!(view(&[lacking(1)]).problems.is_empty());
+    // Between the two, it existed.
+    assert!(
+        view(&[lacking(1), survey(&pipelines, 2), lacking(3)])
+            .problems
+            .is_empty()
+    );
+    // Between the two, nothing was known.
+    let unknown = Survey {
+        topics: None,
+        ..survey(&pipelines, 2)
+    };
+    let found = view(&[lacking(1), unknown, lacking(3)]);
+    let since = found.problems[0].since.as_ref().and_then(from_timestamp);
+    assert_eq!(since, Some(at(NOW + 1_000)));
+    assert_eq!(found.pipelines[0].missing_topics, ["a-dlq"]);
+    assert_eq!(found.pipelines[0].problem_count, 1);
+}
+
+#[test]
+fn growing_waits_are_noticed() {
+    let pipelines = pipelines(&["a"]);
+    for (before, now, expected) in [(5, 6, Some(true)), (5, 5, Some(false)), (5, 4, Some(false))] {
+        let of = |number, records| {
+            let mut survey = survey(&pipelines, number);
+            let waiting = backlog(records, Some(&[NOW - 100_000]));
+            queue(&mut survey, "a", "a-retry-30s", TopicRole::Tier(TIER), waiting);
+            survey
+        };
+        let view = shown(&pipelines, &[of(1, before), of(6, now)]).view(&Sees(&["*"]), &ALL);
+        assert_eq!(view.problems[0].growing, expected);
+        let place = &view.pipelines[0].waiting[1];
+        assert_eq!((place.overdue, place.overdue_exact), (Some(1), true));
+        assert_eq!(view.pipelines[0].next_due, place.next_due);
+    }
+}
+
+#[test]
+fn worst_pipelines_are_first() {
+    let pipelines = pipelines(&["a", "b", "c", "d"]);
+    let mut survey = survey(&pipelines, 1);
+    queue(&mut survey, "b", "b", TopicRole::Source, backlog(7, None));
+    queue(&mut survey, "c", "c", TopicRole::Source, backlog(9, None));
+    let mut of_d = group(GroupState::Open, NOW);
+    of_d.topic = "d-dlq".to_owned();
+    letters(&mut survey).groups = Some(vec![of_d]);
+    let shown = shown(&pipelines, &[survey]);
+    let listed = |selection: &Selection| {
+        let view = shown.view(&Sees(&["*"]), selection);
+        let names: Vec<String> = view.pipelines.into_iter().map(|row| row.pipeline).collect();
+        (names.join(" "), view.pipeline_count, view.problem_count)
+    };
+    let expect = |selection: Selection, names: &str, pipelines, problems| {
+        assert_eq!(
+            listed(&selection),
+            (names.to_owned(), pipelines, problems),
+            "{selection:?}"
+        );
+    };
+    expect(ALL, "d c b a", 4, 1);
+    expect(Selection { limit: 2, ..ALL }, "d c", 4, 1);
+    let by_name = |after: &str| Selection {
+        is_by_name: true,
+        after: after.to_owned(),
+        limit: 2,
+        ..ALL
+    };
+    expect(by_name(""), "a b", 4, 1);
+    expect(by_name("b"), "c d", 4, 1);
+    let prefix = "b".to_owned();
+    expect(Selection { prefix, ..ALL }, "b", 1, 0);
+    let pipeline = "d".to_owned();
+    expect(Selection { pipeline, ..ALL }, "d", 1, 1);
+    let view = shown.view(
+        &Sees(&["*"]),
+        &Selection {
+            problem_limit: 0,
+            ..ALL
+        },
+    );
+    assert_eq!((view.problems.len(), view.problem_count), (0, 1));
+}
+
+#[test]
+fn problems_are_ordered_by_urgency() {
+    let pipelines = pipelines(&["a", "b"]);
+    let mut survey = survey(&pipelines, 1);
+    let of = |topic: &str, state, first, last| TopicGroup {
+        topic: topic.to_owned(),
+        first: at(first),
+        ..group(state, last)
+    };
+    letters(&mut survey).groups = Some(vec![
+        of("b-dlq", GroupState::Open, NOW - 9, NOW),
+        of("a-dlq", GroupState::Open, NOW - 99_000, NOW - 400_000),
+        of("b-dlq", GroupState::Open, NOW - 99, NOW),
+        of("b-dlq", GroupState::Regressed, NOW - 1, NOW - 400_000),
+    ]);
+    survey.controls = controls(&[("tier/b/30s", PAUSED_TIER, 0)]);
+    let view = shown(&pipelines, &[survey]).view(&Sees(&["*"]), &ALL);
+    let order: Vec<(ProblemKind, i64)> = view
+        .problems
+        .iter()
+        .map(|problem| {
+            let since = problem.since.as_ref().and_then(from_timestamp).unwrap();
+            (problem.kind(), since.as_millis())
+        })
+        .collect();
+    assert_eq!(
+        order,
+        [
+            (ProblemKind::GroupRegressed, NOW - 1),
+            // Those that grow, the oldest first.
+            (ProblemKind::GroupNew, NOW - 99),
+            (ProblemKind::GroupNew, NOW - 9),
+            (ProblemKind::GroupNew, NOW - 99_000),
+            (ProblemKind::Paused, 0),
+        ]
+    );
+}
+
+#[test]
+fn other_pipelines_are_hidden() {
+    let pipelines = pipelines(&["a", "b"]);
+    let mut survey = survey(&pipelines, 1);
+    let redrive = |sources: &[&str]| Redrive {
+        id: "1f".to_owned(),
+        sources: sources.iter().map(|topic| (*topic).into()).collect(),
+        state: RedriveState::Braked,
+        sent_at: None,
+        returned: 1,
+        by: "token:ann".to_owned(),
+    };
+    survey.redrives = Some(vec![redrive(&["a-dlq"]), redrive(&["a-dlq", "b-dlq"])]);
+    survey.controls = controls(&[
+        ("pipeline/a", PAUSED_PIPELINE, 0),
+        ("pipeline/b", PAUSED_PIPELINE, 0),
+        ("tier/30s", PAUSED_TIER, 0),
+    ]);
+    let missing = |topic: &str| ((topic.into(), None), crate::completeness::Reason::NoLeader);
+    let completeness = &mut letters(&mut survey).completeness;
+    completeness.missing.extend([missing("a-dlq"), missing("b-dlq")]);
+    let shown = shown(&pipelines, &[survey]);
+
+    let all = shown.view(&Sees(&["*"]), &ALL);
+    assert_eq!((all.pipelines.len(), all.problems.len()), (2, 6));
+    let some = shown.view(&Sees(&["a-dlq"]), &ALL);
+    assert_eq!((some.pipeline_count, some.problem_count), (1, 3));
+    let text = format!("{some:?}");
+    for hidden in ["b-dlq", "\"b\"", "token:ann\", reason: \"outage", "pipeline/"] {
+        assert!(!text.contains(hidden), "{hidden}: {text}");
+    }
+    let row = &some.pipelines[0];
+    assert_eq!(row.run.as_ref().unwrap().paused, Some(true));
+    assert_eq!(row.waiting[1].run.as_ref().unwrap().paused, Some(true));
+    assert_eq!(row.dead_letters.as_ref().unwrap().braked_redrives, Some(1));
+    // Who has paused it is shown with the control.
+    let some = shown.view(&Sees(&["a-dlq", "pipeline/a", "tier/30s"]), &ALL);
+    let run = some.pipelines[0].run.as_ref().unwrap();
+    assert_eq!(
+        (&*run.by, &*run.reason, &*run.control),
+        ("token:ann", "outage", "pipeline/a")
+    );
+    assert_eq!(
+        some.pipelines[0].waiting[1].run.as_ref().unwrap().control,
+        "tier/30s"
+    );
+    assert_eq!(some.problem_count, 4);
+    let nothing = shown.view(&Sees(&[]), &ALL);
+    assert_eq!((nothing.pipeline_count, nothing.problem_count), (0, 0));
+}
+
+#[test]
+fn message_fits_with_many_pipelines() {
+    let names: Vec<String> = (0..1_000)
+        .map(|number| format!("{}{number:04}", "x".repeat(240)))
+        .collect();
+    let names: Vec<&str> = names.iter().map(String::as_str).collect();
+    let pipelines = pipelines(&names);
+    let mut survey = survey(&pipelines, 1);
+    let values: Vec<String> = names.iter().map(|name| format!("pipeline/{name}")).collect();
+    let values: Vec<_> = values.iter().map(|name| (&**name, PAUSED_PIPELINE, 0)).collect();
+    survey.controls = controls(&values);
+    topics(&mut survey).ends.clear();
+    let selection = Selection {
+        limit: 1_000,
+        problem_limit: 500,
+        ..ALL
+    };
+    let later = Survey {
+        number: 2,
+        topics: survey.topics.clone(),
+        controls: survey.controls.clone(),
+        ..self::survey(&pipelines, 2)
+    };
+    let view = shown(&pipelines, &[survey, later]).view(&Sees(&["*"]), &selection);
+    assert!(view.encoded_len() < 4 << 20, "{}", view.encoded_len());
+    assert!(view.pipelines.len() > 500 && view.pipeline_count == 1_000);
+    // Source, output, tier, due and dead letters of each are missing, and it is paused.
+    assert_eq!((view.problems.len(), view.problem_count), (500, 6_000));
+}
+
+#[test]
+fn digest_ignores_the_time() {
+    let pipelines = pipelines(&["a"]);
+    let view = |survey: Survey| shown(&pipelines, &[survey]).view(&Sees(&["*"]), &ALL);
+    let one = digest(&view(survey(&pipelines, 1)));
+    let later = Survey {
+        at: at(NOW + 1_000),
+        ..survey(&pipelines, 2)
+    };
+    assert_eq!(digest(&view(later)), one);
+    let mut other = survey(&pipelines, 2);
+    queue(&mut other, "a", "a", TopicRole::Source, backlog(1, None));
+    assert_ne!(digest(&view(other)), one);
+}
