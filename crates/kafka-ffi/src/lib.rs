@@ -1,6 +1,6 @@
 //! Parts of librdkafka's API that `rdkafka` does not expose: topic ids, the consumer groups of a cluster, the members of a
-//! group, a consumer's member id, headers byte for byte, and login tokens for clients that are not polled. And an option of the
-//! allocator, because it needs `unsafe` as well.
+//! group, a consumer's member id, headers byte for byte, login tokens for clients that are not polled, and brokers of a mock
+//! cluster. And an option of the allocator, because it needs `unsafe` as well.
 //!
 //! This is the only crate of the workspace that contains `unsafe` code. Its public API is safe. It returns owned values, except
 //! for raw headers, which borrow from their message: no pointer of librdkafka outlives what it belongs to. Each native object has a guard that frees it. Each `unsafe` block contains one
@@ -266,6 +266,24 @@ pub fn list_groups<C: ClientContext>(
         groups: event.listed_groups(),
         error: event.list_error().map(Into::into),
     })
+}
+
+/// Adds a broker to the mock cluster that a client has started (`test.mock.num.brokers`).
+///
+/// # Errors
+/// If the client has no such cluster, or the cluster refuses the broker.
+pub fn add_mock_broker<C: ClientContext>(client: &Client<C>, id: i32) -> Result<(), RDKafkaErrorCode> {
+    // SAFETY: the client is live. The result is null or a cluster that lives as long as the client.
+    let cluster = unsafe { rd::rd_kafka_handle_mock_cluster(client.native_ptr()) };
+    if cluster.is_null() {
+        return Err(RDKafkaErrorCode::InvalidArgument);
+    }
+    // SAFETY: the client, and with it the cluster, outlives the call.
+    let error = unsafe { rd::rd_kafka_mock_broker_add(cluster, id) };
+    if error.is_error() {
+        return Err(error.into());
+    }
+    Ok(())
 }
 
 fn c_strings(names: &[&str]) -> Result<Vec<CString>, RDKafkaErrorCode> {

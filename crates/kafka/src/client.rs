@@ -30,9 +30,10 @@ pub struct KafkaSettings {
     pub id_prefix: String,
     /// Whether lanes are static members of their group, so that a restart within the session timeout moves no partitions.
     pub static_membership: bool,
-    /// Whether a lane reads all partitions of its topics without joining a group. Only for the embedded broker, where each
-    /// group has one member and joining takes seconds.
-    pub takes_all_partitions: bool,
+    /// Whether the broker is the [embedded](crate::embedded) one. Then a lane reads all partitions of its topics without joining
+    /// a group, since each group has one member and joining takes seconds, and commits offsets also outside of
+    /// transactions. What is read from a time on is read from the beginning on.
+    pub is_embedded: bool,
     /// After this time without a heartbeat, the partitions of a member move to others.
     pub session_timeout: Duration,
     /// After this time, the broker aborts the transaction of a process that has crashed.
@@ -207,7 +208,7 @@ impl KafkaSettings {
             instance: instance.into(),
             id_prefix: String::new(),
             static_membership: false,
-            takes_all_partitions: false,
+            is_embedded: false,
             session_timeout: Duration::from_secs(10),
             transaction_timeout: Duration::from_secs(10),
             prefetch: Prefetch::STREAM,

@@ -77,7 +77,7 @@ impl Follower {
         let mut config = settings.reader("read_committed");
         config.set("auto.offset.reset", reset);
         // The broker answers at once when there are records; without any, longer waits save requests. The embedded broker always waits.
-        if !settings.properties.contains_key("fetch.wait.max.ms") && !settings.takes_all_partitions {
+        if !settings.properties.contains_key("fetch.wait.max.ms") && !settings.is_embedded {
             config.set("fetch.wait.max.ms", "500");
         }
         let prefetch = (!SharedPrefetch::is_configured(settings)).then(|| SharedPrefetch::of(1));

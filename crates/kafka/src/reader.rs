@@ -222,12 +222,15 @@ impl TopicReader {
     ) -> Result<(), ReadError> {
         let watermarks = self.consumer().fetch_watermarks(topic, partition, CALL);
         let (low, stable) = watermarks.map_err(kafka("requesting the ends of a partition"))?;
-        let since = self.offset_of_time(topic, partition, since)?.unwrap_or(stable);
+        let since = match self.topics.knows_times {
+            true => self.offset_of_time(topic, partition, since)?.unwrap_or(stable),
+            false => low,
+        };
         self.seek(topic, partition, since.max(from).max(low));
         Ok(())
     }
 
-    /// The offset of the first record with this timestamp or a later one; `None` if there is none yet.
+    /// The offset of the first record with this timestamp or a later one; `None` if there is none yet, or the embedded broker does not know.
     ///
     /// # Errors
     /// If the broker does not answer.

@@ -78,6 +78,14 @@ pub fn error_code(error: &KafkaError) -> Option<RDKafkaErrorCode> {
     }
 }
 
+/// Whether the broker does not know the kind of a request, so that no client gets an answer. A broker that refuses or does not answer may know it.
+pub(crate) fn is_unsupported(code: RDKafkaErrorCode) -> bool {
+    matches!(
+        code,
+        RDKafkaErrorCode::UnsupportedFeature | RDKafkaErrorCode::UnsupportedVersion
+    )
+}
+
 /// Why a topic refuses a record permanently.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Refusal {
@@ -187,6 +195,20 @@ fn is_fenced(code: RDKafkaErrorCode) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn refusals_are_not_unsupported() {
+        for (code, expected) in [
+            (RDKafkaErrorCode::UnsupportedFeature, true),
+            (RDKafkaErrorCode::UnsupportedVersion, true),
+            (RDKafkaErrorCode::TopicAuthorizationFailed, false),
+            (RDKafkaErrorCode::ClusterAuthorizationFailed, false),
+            (RDKafkaErrorCode::OperationTimedOut, false),
+            (RDKafkaErrorCode::InvalidRequest, false),
+        ] {
+            assert_eq!(is_unsupported(code), expected, "{code:?}");
+        }
+    }
 
     #[test]
     fn admin_error_codes_are_known() {

@@ -17,6 +17,7 @@ use crate::describe::{describe_topics, topic_ids};
 pub use crate::extents::Extent;
 use crate::extents::{LEADER_CALL, Listed, refusal};
 use crate::reader::{CALL, ReadError, admin, kafka};
+use crate::recovery::{error_code, is_unsupported};
 
 /// Time after which topic ids are requested again, if a request failed.
 const IDS_PAUSE: Duration = Duration::from_secs(60);
@@ -150,7 +151,7 @@ impl Surveyor {
         Ok(pipelines.iter().map(of_pipeline).collect())
     }
 
-    /// The retention of these topics. Leaves out topics whose configuration cannot be read.
+    /// The retention of these topics. Leaves out topics whose configuration cannot be read: all, if the broker does not support the request.
     ///
     /// # Errors
     /// If the broker does not answer.
@@ -166,7 +167,7 @@ impl Surveyor {
     }
 
     /// The size of the largest batch of records that each of these topics accepts, in bytes. Without topics that do not exist or whose configuration the
-    /// client may not see.
+    /// client may not see: without any, if the broker does not support the request.
     ///
     /// # Errors
     /// If the broker does not answer.
@@ -204,11 +205,11 @@ impl Surveyor {
             .request_timeout(Some(CALL))
             .operation_timeout(Some(CALL));
         let clients = self.0.get();
-        let results = clients
-            .admin
-            .describe_configs(&resources, &options)
-            .await
-            .map_err(kafka("requesting the configuration of topics"))?;
+        let results = clients.admin.describe_configs(&resources, &options).await;
+        let results = match results {
+            Err(error) if error_code(&error).is_some_and(is_unsupported) => return Ok(Vec::new()),
+            results => results.map_err(kafka("requesting the configuration of topics"))?,
+        };
         let mut known = Vec::new();
         for result in results {
             // An error means that access is denied or the topic was deleted.

@@ -162,7 +162,7 @@ pub(crate) async fn check_prefix(
     spec: &TopologySpec,
     existing: &BTreeSet<String>,
 ) -> Result<(), TopicsError> {
-    if kafka.takes_all_partitions {
+    if kafka.is_embedded {
         // The embedded broker has no groups.
         return Ok(());
     }

@@ -508,9 +508,6 @@ const fn polls(missed: u32, may_be_missing: bool) -> u32 {
 
 #[cfg(test)]
 pub(crate) mod tests {
-    use redeliver_kafka::embedded::EmbeddedBroker;
-    use redeliver_runtime::health::Health;
-
     use super::*;
     use crate::table::tests::Note;
 
@@ -549,29 +546,6 @@ pub(crate) mod tests {
         }
         assert_eq!(polls(CONFIRMING_LOOKS + 1, true), MISSING_POLLS);
         assert_eq!(polls(CONFIRMING_LOOKS + 1, false), 1);
-    }
-
-    #[test]
-    fn session_needs_topic_id() {
-        // It answers no request for ids.
-        let broker = EmbeddedBroker::start(&[("t".to_owned(), 1)]).unwrap();
-        let kafka = KafkaSettings::new(broker.brokers(), "test");
-        let topic = Topic {
-            watch: TopicWatch::start(&kafka).unwrap(),
-            kafka,
-            name: "t".into(),
-            may_be_missing: false,
-            part: Health::new().part("notes"),
-            stop: CancellationToken::new(),
-        };
-        let (mut follower, _replica) = Follower::<Notes>::new(topic, &mut Registry::default());
-        let mut session = None;
-        assert!(follower.read(&mut session).is_err());
-        assert!(session.is_none());
-        // A broker that has no ids says so.
-        follower.topic.kafka.takes_all_partitions = true;
-        follower.read(&mut session).unwrap();
-        assert!(session.is_some_and(|session| session.id.is_none()));
     }
 
     #[test]

@@ -54,7 +54,7 @@ fn prepare() -> anyhow::Result<(EmbeddedBroker, CommonArgs)> {
 async fn run(start: Start) -> anyhow::Result<()> {
     let mut host = Host::new("crawl-demo", start);
     // The embedded broker has no consumer groups.
-    host.kafka.takes_all_partitions = true;
+    host.kafka.is_embedded = true;
     redeliver_retry_tier::mount(&mut host).await?;
     redeliver_scheduler::mount(&mut host, MemoryIndex::new()).await?;
     let crawl = Crawl::from_config(&host.config)?;

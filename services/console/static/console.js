@@ -4,7 +4,7 @@
 const LIVE_INTERVAL = 2000;
 
 function showTimes(root) {
-  const zoned = new Intl.DateTimeFormat(undefined, {
+  const zoned = new Intl.DateTimeFormat("sv", {
     year: "numeric", month: "2-digit", day: "2-digit", hour: "2-digit", minute: "2-digit", second: "2-digit",
     timeZoneName: "short",
   });

@@ -5,6 +5,7 @@ mod narrator;
 
 use std::fmt;
 use std::net::SocketAddr;
+use std::path::Path;
 use std::process::ExitCode;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -13,13 +14,12 @@ use anyhow::Context as _;
 use clap::Args;
 use redeliver_client::Endpoint;
 use redeliver_console::Backend;
-use redeliver_core::{Headers, Output, Pipeline, SchedulerTopics};
+use redeliver_core::{Headers, Output, SchedulerTopics};
 use redeliver_kafka::KafkaSettings;
 use redeliver_kafka::embedded::EmbeddedBroker;
 use redeliver_kafka::producer::Producer;
 use redeliver_runtime::Config;
 use redeliver_runtime::cli::{Start, report};
-use redeliver_runtime::config::DlqInspectorConfig;
 use redeliver_runtime::listen::{ListenError, Listener};
 use redeliver_runtime::shutdown;
 use redeliver_runtime::telemetry::{self, Identity};
@@ -29,6 +29,7 @@ use tokio::time::MissedTickBehavior;
 use tokio_util::sync::CancellationToken;
 
 use self::narrator::{Narrator, Totals};
+use crate::acls::all_topics;
 use crate::output::print_line;
 
 #[derive(Args, Clone, Debug)]
@@ -87,58 +88,54 @@ pub(crate) fn main(args: DevArgs) -> ExitCode {
 async fn run(args: DevArgs) -> anyhow::Result<()> {
     let began = Instant::now();
     let endpoint = Listener::bind("demo endpoint", ([127, 0, 0, 1], 0).into())?;
-    let outline = Pipeline {
-        output: Some("docs-enriched".into()),
-        ..Pipeline::new(PIPELINE)
+    let defaults = Config::default();
+    let admin = bind_or_free_port("admin.listen", args.admin)?;
+    let jobs_api = bind_or_free_port("scheduler.listen", defaults.scheduler.listen)?;
+    let inspector = bind_or_free_port("dlq_inspector.listen", defaults.dlq_inspector.listen)?;
+    let console = bind_or_free_port("console.listen", args.console)?;
+    let mut addresses = Addresses {
+        brokers: defaults.kafka.brokers,
+        endpoint: endpoint.local_addr()?,
+        admin: admin.local_addr()?,
+        scheduler: jobs_api.local_addr()?,
+        inspector: inspector.local_addr()?,
+        console: console.local_addr()?,
     };
-    let of_pipeline = outline.topics().into_iter().map(|(topic, _)| topic);
-    let of_scheduler = SchedulerTopics::default().topics().into_iter();
-    let topics: Vec<_> = of_pipeline
-        .chain(of_scheduler.map(|(topic, _)| topic))
-        .chain([redeliver_dlq_inspector::ledger::TOPIC.into()])
-        .map(|topic| (topic.to_string(), PARTITIONS))
-        .chain([
-            (Config::default().control_topic(), 1),
-            (Config::default().audit_topic(), 1),
-            (redeliver_dlq_inspector::group_states::TOPIC.to_owned(), 1),
-        ])
-        .collect();
-    let broker = EmbeddedBroker::start(&topics)?;
-    // Temporary, because the broker's topics do not outlive this process either.
-    let index = tempfile::tempdir().context("creating a directory for the inspector's index")?;
-    let inspector = bind_or_free_port("dlq_inspector.listen", DlqInspectorConfig::default().listen)?;
-    let mut config = Config::from_yaml(&demo_config(broker.brokers(), endpoint.local_addr()?, &args))?;
-    config.dlq_inspector.listen = inspector.local_addr()?;
-    config.dlq_inspector.data_dir = index.path().to_owned();
     drop(inspector);
+    let topics = all_topics(&Config::from_yaml(&addresses.config(&args.log))?).topics;
+    let topics = topics
+        .into_iter()
+        .map(|topic| (topic.name.to_string(), topic.partitions));
+    let broker = EmbeddedBroker::start(&topics.collect::<Vec<_>>())?;
+    broker.brokers().clone_into(&mut addresses.brokers);
+    let yaml = addresses.config(&args.log);
+    let mut config = Config::from_yaml(&yaml)?;
+    // Temporary, because the broker's topics do not outlive this process either.
+    let directory = tempfile::tempdir().context("creating a temporary directory")?;
+    config.dlq_inspector.data_dir = directory.path().join("index");
+    let file = directory.path().join("redeliver.yaml");
+    std::fs::write(&file, yaml).with_context(|| format!("writing {}", file.display()))?;
     let identity = Identity {
         service: "redeliver-dev",
         instance: &config.instance,
     };
     let telemetry = telemetry::init(&config.telemetry, identity)?;
-    let listener = bind_or_free_port("admin.listen", config.admin.listen)?;
-    let admin_address = listener.local_addr()?;
 
     let stop = CancellationToken::new();
     shutdown::on_signals(stop.clone())?;
-    let start = Start::new(Arc::new(config), stop.clone(), listener);
+    let start = Start::new(Arc::new(config), stop.clone(), admin);
     let mut host = Host::new("redeliver-dev", start);
-    host.kafka.takes_all_partitions = true;
+    host.kafka.is_embedded = true;
     let kafka = host.kafka.clone();
     redeliver_enricher::mount(&mut host).await?;
     redeliver_retry_tier::mount(&mut host).await?;
     let jobs = MemoryIndex::default().with_max_ended(host.config.scheduler.max_ended as usize);
     redeliver_scheduler::mount(&mut host, jobs.clone()).await?;
-    let jobs_api = bind_or_free_port("scheduler.listen", host.config.scheduler.listen)?;
-    let jobs_address = jobs_api.local_addr()?;
     redeliver_scheduler::api::mount(&mut host, jobs, jobs_api).await?;
-    let inspector_address = redeliver_dlq_inspector::mount(&mut host)?;
-
-    let console = bind_or_free_port("console.listen", args.console)?;
-    let console_address = console.local_addr()?;
+    redeliver_dlq_inspector::mount(&mut host)?;
     let backend = Backend::new(
-        Endpoint::new(inspector_address.to_string()),
-        Endpoint::new(jobs_address.to_string()),
+        Endpoint::new(addresses.inspector.to_string()),
+        Endpoint::new(addresses.scheduler.to_string()),
     )?;
     host.tasks
         .spawn("console", redeliver_console::serve(console, backend, stop.clone()));
@@ -161,7 +158,7 @@ async fn run(args: DevArgs) -> anyhow::Result<()> {
     })?;
     host.tasks
         .spawn("demo-endpoint", endpoint::serve(endpoint, stop.clone()));
-    greet(console_address, broker.brokers(), admin_address, jobs_address, inspector_address);
+    addresses.greet(&file);
     host.tasks
         .spawn("demo-producer", produce(kafka, args.rate, stop.clone()));
     host.tasks.spawn("summary", print_totals(totals.clone(), stop));
@@ -179,36 +176,57 @@ async fn run(args: DevArgs) -> anyhow::Result<()> {
     Ok(result?)
 }
 
-fn demo_config(brokers: &str, endpoint: SocketAddr, args: &DevArgs) -> String {
-    let DevArgs { admin, log, .. } = args;
-    format!(
-        "instance: dev
-kafka: {{ brokers: '{brokers}', static_membership: false }}
+/// Where the parts of the demonstration listen.
+struct Addresses {
+    brokers: String,
+    endpoint: SocketAddr,
+    admin: SocketAddr,
+    scheduler: SocketAddr,
+    inspector: SocketAddr,
+    console: SocketAddr,
+}
+
+impl Addresses {
+    /// The configuration of all services, and of commands that are run beside them.
+    fn config(&self, log: &str) -> String {
+        let Self {
+            brokers,
+            endpoint,
+            admin,
+            scheduler,
+            inspector,
+            ..
+        } = self;
+        format!(
+            "instance: dev
+kafka: {{ brokers: '{brokers}', static_membership: false, topics: {{ partitions: {PARTITIONS} }} }}
 pipelines:
   {PIPELINE}:
     output: docs-enriched
     retry: {{ tiers: [5s, 30s, 1m] }}
     http: {{ url: 'http://{endpoint}/enrich', timeout: 2s, quick_retries: 0 }}
 scheduler:
+  listen: '{scheduler}'
   apps: {{ docs: {{ topic: {PIPELINE} }} }}
+dlq_inspector: {{ listen: '{inspector}', redrive: {{ edit: true }} }}
 admin: {{ listen: '{admin}' }}
 telemetry: {{ level: '{log}' }}
 shutdown: {{ grace: 10s }}
 "
-    )
-}
-
-/// Binds an address, or a free port if it is in use.
-fn bind_or_free_port(field: &'static str, address: SocketAddr) -> Result<Listener, ListenError> {
-    match Listener::bind(field, address) {
-        Err(ListenError::InUse { .. }) => Listener::bind(field, SocketAddr::new(address.ip(), 0)),
-        bound => bound,
+        )
     }
-}
 
-fn greet(console: SocketAddr, brokers: &str, admin: SocketAddr, jobs: SocketAddr, inspector: SocketAddr) {
-    crate::say(format_args!(
-        "Console       http://{console}   what fails, what waits, and what is due
+    fn greet(&self, config: &Path) {
+        let Self {
+            brokers,
+            admin,
+            scheduler,
+            inspector,
+            console,
+            ..
+        } = self;
+        crate::say(format_args!(
+            "Open http://{console} in a browser: it shows what fails, what waits and what is due.
 
 All services of Redeliver are running in this process, with demonstration data.
 The embedded broker ({brokers}) is not durable and does not demonstrate the delivery guarantees.
@@ -218,14 +236,31 @@ The embedded broker ({brokers}) is not durable and does not demonstrate the deli
              | transient failure -> docs-retry-5s|30s|1m -> docs-retry-due -> enricher
              | permanent failure -> docs-dlq -> dlq-inspector
 
-Admin         http://{admin}/metrics   /readyz   /config
-Jobs          redeliver jobs schedule --server http://{jobs} --app docs --in 5s --data '{{\"number\": 1}}'
-Dead letters  redeliver dlq ls --server http://{inspector}
-              redeliver dlq watch --server http://{inspector}
+Admin      http://{admin}/metrics   /readyz   /config
+Scheduler  http://{scheduler}
+Inspector  http://{inspector}
+
+In another terminal:
+
+  export REDELIVER_CONFIG={}
+  redeliver status
+  redeliver jobs schedule --app docs --in 5s --data '{{\"number\": 1}}'
+  redeliver dlq ls
+  redeliver dlq redrive --filter 'error_code = \"http.422\"' --observe 5s
 
 Press Ctrl-C to stop.
-"
-    ));
+",
+            config.display()
+        ));
+    }
+}
+
+/// Binds an address, or a free port if it is in use.
+fn bind_or_free_port(field: &'static str, address: SocketAddr) -> Result<Listener, ListenError> {
+    match Listener::bind(field, address) {
+        Err(ListenError::InUse { .. }) => Listener::bind(field, SocketAddr::new(address.ip(), 0)),
+        bound => bound,
+    }
 }
 
 /// Produces records, jobs, and from time to time a job for an application that does not exist.

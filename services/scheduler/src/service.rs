@@ -139,7 +139,7 @@ pub async fn mount<I: Index>(host: &mut Host, index: I) -> anyhow::Result<()> {
     let partitions = tokio::task::spawn_blocking(move || reader::partitions(&kafka, &topic))
         .await
         .context("reading the partitions of the ingest topic")??;
-    let topics = WatchedTopics::new(host.topic_watch()?, host.kafka.takes_all_partitions);
+    let topics = WatchedTopics::new(host.topic_watch()?);
     let topics: Arc<dyn Topics> = Arc::new(topics);
     let rules = rules(&config)?;
     for topic in rules.topics() {

@@ -7,8 +7,7 @@ use std::time::{Duration, Instant};
 use redeliver_kafka::TopicWatch;
 pub(crate) use redeliver_kafka::{Presence, TopicState};
 
-/// How long a topic stays unknown before it is treated as existing. The embedded broker does not answer this request,
-/// and all of its topics exist.
+/// How long a topic stays unknown before it is treated as existing.
 const UNKNOWN_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// What is known about topics.
@@ -25,18 +24,12 @@ pub(crate) struct WatchedTopics {
     watch: TopicWatch,
     /// When each unknown topic was queried first.
     unknown: Mutex<HashMap<Arc<str>, Instant>>,
-    unknown_timeout: Duration,
 }
 
 impl WatchedTopics {
-    pub(crate) fn new(watch: TopicWatch, is_embedded: bool) -> Self {
+    pub(crate) fn new(watch: TopicWatch) -> Self {
         Self {
             watch,
-            unknown_timeout: if is_embedded {
-                Duration::ZERO
-            } else {
-                UNKNOWN_TIMEOUT
-            },
             unknown: Mutex::default(),
         }
     }
@@ -49,7 +42,7 @@ impl Topics for WatchedTopics {
                 let mut unknown = self.unknown.lock().unwrap_or_else(PoisonError::into_inner);
                 let queried = unknown.entry(topic.clone()).or_insert_with(Instant::now);
                 // Brokers that do not answer this request may still accept records.
-                if queried.elapsed() < self.unknown_timeout {
+                if queried.elapsed() < UNKNOWN_TIMEOUT {
                     Presence::Unknown
                 } else {
                     Presence::Exists
@@ -61,22 +54,5 @@ impl Topics for WatchedTopics {
 
     fn state(&self, topic: &str) -> TopicState {
         self.watch.state(topic)
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use redeliver_kafka::KafkaSettings;
-
-    use super::*;
-
-    #[test]
-    fn only_embedded_broker_knows_all_topics() {
-        // No broker listens there.
-        let settings = KafkaSettings::new("127.0.0.1:1", "test");
-        for (is_embedded, expected) in [(true, Presence::Exists), (false, Presence::Unknown)] {
-            let topics = WatchedTopics::new(TopicWatch::start(&settings).unwrap(), is_embedded);
-            assert_eq!(topics.presence(&"docs".into()), expected);
-        }
     }
 }

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use rdkafka::TopicPartitionList;
 use rdkafka::consumer::base_consumer::PartitionQueue;
-use rdkafka::consumer::{BaseConsumer, Consumer as _, RebalanceProtocol};
+use rdkafka::consumer::{BaseConsumer, CommitMode, Consumer as _, RebalanceProtocol};
 use rdkafka::error::{KafkaError, RDKafkaErrorCode};
 use rdkafka::message::Message as _;
 use rdkafka::topic_partition_list::Offset;
@@ -34,6 +34,8 @@ pub(super) struct Driver<'a> {
     pub(super) lane: &'a mut LaneClient,
     writer: &'a Writer,
     positions: Positions,
+    /// The offsets of the transaction that is being written, with the embedded broker.
+    offsets: Option<TopicPartitionList>,
     /// The queue of each slot.
     queues: Vec<Option<PartitionQueue<Events>>>,
     pub(super) consumer: KafkaClient<Arc<BaseConsumer<Events>>>,
@@ -70,7 +72,7 @@ impl<'a> Driver<'a> {
             .map_err(|error| lane.misconfigured(error.into()))?;
         let mut membership = Membership::Joining;
         let mut group_check = GroupCheck::due_now();
-        if lane.settings.takes_all_partitions {
+        if lane.settings.is_embedded {
             state.assigned(all_partitions(&consumer, &lane.spec.topics)?);
             consumer.context().capture_member(&consumer);
             membership = Membership::Joined;
@@ -86,19 +88,15 @@ impl<'a> Driver<'a> {
             }
             subscribe(&consumer, &lane.spec.topics)?;
         }
-        let has_topic_ids = !lane.settings.takes_all_partitions;
-        let positions = Positions::start(
-            consumer.clone(),
-            lane.watch.clone(),
-            lane.waker.clone(),
-            has_topic_ids,
-        )
-        .map_err(|error| Ended::Broken(format!("cannot start a thread: {error}")))?;
+        let (watch, waker) = (lane.watch.clone(), lane.waker.clone());
+        let positions = Positions::start(consumer.clone(), watch, waker, lane.settings.is_embedded)
+            .map_err(|error| Ended::Broken(format!("cannot start a thread: {error}")))?;
         Ok(Self {
             lane,
             writer,
             out_of_range: Vec::new(),
             positions,
+            offsets: None,
             queues: Vec::new(),
             consumer,
             membership,
@@ -273,7 +271,7 @@ impl<'a> Driver<'a> {
         if state.is_ready() {
             return;
         }
-        let has_joined = self.lane.settings.takes_all_partitions
+        let has_joined = self.lane.settings.is_embedded
             || !matches!(self.consumer.rebalance_protocol(), RebalanceProtocol::None);
         let is_member = self.membership == Membership::Joined && self.group_check.has_passed();
         if has_joined && is_member && state.is_healthy(Instant::now()) {
@@ -345,7 +343,7 @@ impl<'a> Driver<'a> {
             self.queues[start.slot] = Some(queue);
         }
         let list = list_of(&new)?;
-        let started = if self.lane.settings.takes_all_partitions {
+        let started = if self.lane.settings.is_embedded {
             self.consumer.assign(&list)
         } else {
             self.consumer.incremental_assign(&list)
@@ -411,6 +409,7 @@ impl<'a> Driver<'a> {
         let member = self.consumer.context().member();
         let follow_up = state.follow_up();
         let outputs = state.take_outputs();
+        self.offsets = self.lane.settings.is_embedded.then(|| offsets.clone());
         self.writer
             .begin(outputs, follow_up, offsets, member)
             .map_err(|_| self.lane.thread_ended(TRANSACTIONS))
@@ -422,6 +421,10 @@ impl<'a> Driver<'a> {
         let Some(written) = written.map_err(|_| self.lane.thread_ended(TRANSACTIONS))? else {
             return Ok(false);
         };
+        // The embedded broker ignores those of the transaction.
+        if let Some(offsets) = self.offsets.take().filter(|_| written.result.is_ok()) {
+            self.consumer.commit(&offsets, CommitMode::Async)?;
+        }
         state.put_outputs(written.outputs);
         state.written(Instant::now(), written.result, written.changelog_ends)?;
         Ok(true)

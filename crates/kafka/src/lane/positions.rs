@@ -47,19 +47,19 @@ pub(super) struct Positions {
 }
 
 impl Positions {
-    /// Starts the thread. The embedded broker has no topic ids.
+    /// Starts the thread. The embedded broker assigns all partitions together.
     pub(super) fn start(
         consumer: Arc<BaseConsumer<Events>>,
         watch: TopicWatch,
         waker: Waker,
-        has_topic_ids: bool,
+        is_embedded: bool,
     ) -> io::Result<Self> {
         let (lookups, received) = sync_channel::<Lookup>(1);
         let (sender, answers) = sync_channel(1);
         let source = Source {
             consumer,
             watch,
-            has_topic_ids,
+            is_embedded,
         };
         let thread = thread::Builder::new()
             .name("positions".to_owned())
@@ -136,7 +136,7 @@ impl Drop for Positions {
 struct Source {
     consumer: Arc<BaseConsumer<Events>>,
     watch: TopicWatch,
-    has_topic_ids: bool,
+    is_embedded: bool,
 }
 
 impl Source {
@@ -173,8 +173,7 @@ impl Source {
             Err(reason) => answer(&partitions, Err(reason)),
             Ok(ids) => {
                 let result = self.positions(&partitions, &ids, CALL);
-                // The embedded broker assigns all partitions together.
-                if result.is_ok() || is_whole || !self.has_topic_ids {
+                if result.is_ok() || is_whole || self.is_embedded {
                     answer(&partitions, result)
                 } else {
                     partitions
@@ -222,10 +221,6 @@ impl Source {
     /// The ids of the topics of these partitions. They are requested from the broker because those of the watch may be
     /// older than the assignment.
     fn topic_ids(&self, partitions: &[Partition]) -> Result<BTreeMap<String, Option<TopicId>>, String> {
-        // The embedded broker answers no administrative requests, and its topics are never deleted.
-        if !self.has_topic_ids {
-            return Ok(BTreeMap::new());
-        }
         let topics: BTreeSet<&str> = partitions.iter().map(|(topic, _)| &**topic).collect();
         let topics: Vec<&str> = topics.into_iter().collect();
         ids_of(&self.consumer, &self.watch, &topics)

@@ -104,7 +104,7 @@ impl Driver<'_> {
             .any(|(now, seen)| now > seen);
         // By itself, the client looks for new topics and partitions every five minutes. A request for all topics makes it
         // look at once, and it then joins the group again if it is the leader.
-        if has_grown && !lane.settings.takes_all_partitions {
+        if has_grown && !lane.settings.is_embedded {
             if let Err(error) = self.consumer.fetch_metadata(None, CALL) {
                 tracing::debug!(%error, "metadata request failed; retrying");
                 return Ok(());
@@ -120,7 +120,7 @@ impl Driver<'_> {
     /// topic up to [`INTERVAL`](crate::topic_watch::INTERVAL) later than the client, which continues in the new topic at the
     /// old offset. While the ids differ and the broker does not report a changed id yet, nothing is processed.
     pub(super) fn verify_topic_ids<P: Processor>(&mut self, state: &mut LaneState<P>) -> Result<(), Ended> {
-        if !self.must_compare_ids || self.lane.settings.takes_all_partitions {
+        if !self.must_compare_ids {
             return Ok(());
         }
         let assigned = state.assignments.iter().filter(|assigned| assigned.is_fetched);
@@ -176,13 +176,9 @@ impl Driver<'_> {
         let position = assigned.tracker().and_then(OffsetTracker::position).unwrap_or(0);
         let topic_id = assigned.topic_id.filter(|_| assigned.is_confirmed);
         // The client has stopped reading this partition, so after an error only a new session tries again.
-        let id = if self.lane.settings.takes_all_partitions {
-            None
-        } else {
-            let ids = self.ids_of(&[&topic]);
-            let ids = ids.map_err(|reason| Ended::Broken(format!("cannot read topic ids: {reason}")))?;
-            ids.get(&*topic).copied().flatten()
-        };
+        let ids = self.ids_of(&[&topic]);
+        let ids = ids.map_err(|reason| Ended::Broken(format!("cannot read topic ids: {reason}")))?;
+        let id = ids.get(&*topic).copied().flatten();
         let (low, high) = self.consumer.fetch_watermarks(&topic, partition, CALL)?;
         match out_of_range(position, low..high, topic_id, id) {
             OutOfRange::Recreated => return Err(state.recreated(&topic)),
@@ -234,7 +230,7 @@ impl Driver<'_> {
     pub(super) fn read_from(&mut self, topic: &str, partition: i32, offset: Offset) -> Result<(), Ended> {
         let mut list = TopicPartitionList::new();
         list.add_partition_offset(topic, partition, offset)?;
-        let result = if self.lane.settings.takes_all_partitions {
+        let result = if self.lane.settings.is_embedded {
             self.consumer.seek_partitions(list, 5 * CALL).map(drop)
         } else {
             let unassigned = self.consumer.incremental_unassign(&list);

@@ -26,8 +26,8 @@ pub fn partitions(settings: &KafkaSettings, topic: &str) -> Result<i32, ReadErro
 /// A client that asks about topics. All calls block.
 pub struct TopicClient {
     pub(super) client: KafkaClient<BaseConsumer<EndContext>>,
-    /// The embedded broker answers no administrative requests, and its topics are never deleted.
-    has_ids: bool,
+    /// Whether the broker finds offsets by their times.
+    pub(super) knows_times: bool,
 }
 
 impl TopicClient {
@@ -40,7 +40,7 @@ impl TopicClient {
         let client = config.create_with_context(EndContext::default());
         Ok(Self {
             client: client.map_err(kafka("creating a client"))?,
-            has_ids: !settings.takes_all_partitions,
+            knows_times: !settings.is_embedded,
         })
     }
 
@@ -100,9 +100,6 @@ impl TopicClient {
         &self,
         topics: &[&str],
     ) -> Result<BTreeMap<String, Result<TopicId, RDKafkaErrorCode>>, ReadError> {
-        if !self.has_ids {
-            return Ok(BTreeMap::new());
-        }
         topic_ids(self.client.client(), topics, CALL).map_err(admin(IDS))
     }
 }

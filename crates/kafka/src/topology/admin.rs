@@ -23,7 +23,7 @@ use super::offsets::{OFFSETS_RETENTION, examine_offsets};
 use super::{ActualTopic, Finding, Severity, TopicSpec, TopologySpec, examine_all};
 use crate::client::{ClientLog, ClientSettings};
 use crate::probe::{Probed, probe};
-use crate::recovery::error_code;
+use crate::recovery::{error_code, is_unsupported};
 
 /// Why topics could not be checked or created.
 #[derive(Debug, thiserror::Error)]
@@ -200,6 +200,18 @@ fn refusal(config: &ClientSettings) -> Box<str> {
     }
 }
 
+/// Why a topic could not be checked, and what to do about it.
+fn unreadable(reason: RDKafkaErrorCode) -> (String, &'static str) {
+    if is_unsupported(reason) {
+        let problem = "could not be checked because this broker does not tell the configuration of topics";
+        return (problem.to_owned(), "compare it with `redeliver topics render`");
+    }
+    (
+        format!("could not be checked because its configuration is not readable: {reason}"),
+        "allow this client to describe the configuration of topics",
+    )
+}
+
 /// A topic in a list of all topics.
 struct ListedTopic {
     partitions: i32,
@@ -238,11 +250,8 @@ impl Admin {
         }
         for topic in spec.topics.iter().filter(|topic| topic.is_managed()) {
             if let Some(reason) = existing.unreadable.get(&*topic.name) {
-                findings.push(topic.finding(
-                    Severity::Warning,
-                    format!("could not be checked because its configuration is not readable: {reason}"),
-                    "allow this client to describe the configuration of topics".to_owned(),
-                ));
+                let (problem, remedy) = unreadable(*reason);
+                findings.push(topic.finding(Severity::Warning, problem, remedy.to_owned()));
             }
         }
         Ok(findings)

@@ -143,7 +143,7 @@ fn detail(wrong: &Wrong) -> String {
         Some(false) => details.push("not growing".to_owned()),
         None => {}
     }
-    match (wrong.by.as_str(), wrong.why.as_str()) {
+    match (wrong.by.as_str(), wrong.reason.as_str()) {
         ("", _) => {}
         (by, "") => details.push(format!("by {by}")),
         (by, reason) => details.push(format!("by {by}: {reason}")),

@@ -306,7 +306,6 @@ pub(crate) async fn refresh_retention(
                         topic.retention = retention.get(name).copied().or(topic.retention);
                     }
                 }
-                // The embedded broker does not support the request, and other brokers may deny it.
                 Err(error) => tracing::debug!(%error, "cannot read the retention of topics"),
             }
         }

@@ -21,7 +21,7 @@ enum Behaviour {
     Fails(u32),
     /// 500 to every request.
     Broken,
-    /// 422.
+    /// 422, unless the record is redriven: as if the cause was removed by then.
     Rejected,
 }
 
@@ -65,8 +65,10 @@ async fn enrich(
     let fails = match behaviour(number) {
         Behaviour::Fails(times) => lock(&calls).is_among_first(times, key),
         Behaviour::Broken => true,
-        Behaviour::Rejected => return (StatusCode::UNPROCESSABLE_ENTITY, "rejected".to_owned()),
-        Behaviour::Fine => false,
+        Behaviour::Rejected if !is_redriven(&key) => {
+            return (StatusCode::UNPROCESSABLE_ENTITY, "rejected".to_owned());
+        }
+        Behaviour::Rejected | Behaviour::Fine => false,
     };
     if fails {
         (StatusCode::INTERNAL_SERVER_ERROR, "busy".to_owned())
@@ -74,6 +76,12 @@ async fn enrich(
         let answer = serde_json::json!({ "number": number, "enriched": true });
         (StatusCode::OK, answer.to_string())
     }
+}
+
+/// Whether an idempotency key is `topic-partition-offset-rN`.
+fn is_redriven(key: &str) -> bool {
+    let end = key.rsplit('-').next().and_then(|end| end.strip_prefix('r'));
+    end.is_some_and(|number| number.parse::<u32>().is_ok())
 }
 
 /// Requests by idempotency key, for documents that succeed later. Other documents are not counted, so that the map stays
@@ -103,6 +111,8 @@ fn lock(calls: &Mutex<Calls>) -> MutexGuard<'_, Calls> {
 
 #[cfg(test)]
 mod tests {
+    use axum::http::HeaderName;
+
     use super::*;
 
     #[test]
@@ -117,20 +127,21 @@ mod tests {
     #[tokio::test]
     async fn rejected_documents_are_not_counted() {
         let calls = Arc::new(Mutex::new(Calls::default()));
-        let call = async |number: u64| {
+        let call = async |number: u64, key: &'static str| {
             let body = serde_json::json!({ "number": number }).to_string();
-            enrich(State(calls.clone()), HeaderMap::new(), body.into())
+            let headers = [(HeaderName::from_static("idempotency-key"), key.parse().unwrap())];
+            enrich(State(calls.clone()), headers.into_iter().collect(), body.into())
                 .await
                 .0
         };
-        assert_eq!(
-            (call(11).await, call(9).await, call(1).await),
-            (
-                StatusCode::INTERNAL_SERVER_ERROR,
-                StatusCode::UNPROCESSABLE_ENTITY,
-                StatusCode::OK
-            )
-        );
+        for (number, key, expected) in [
+            (11, "docs-0-1", StatusCode::INTERNAL_SERVER_ERROR),
+            (9, "docs-0-1", StatusCode::UNPROCESSABLE_ENTITY),
+            (9, "docs-0-1-r1", StatusCode::OK),
+            (1, "docs-0-1", StatusCode::OK),
+        ] {
+            assert_eq!(call(number, key).await, expected, "{number} {key}");
+        }
         assert!(lock(&calls).0.is_empty());
     }
 }

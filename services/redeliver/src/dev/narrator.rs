@@ -25,6 +25,7 @@ pub(super) struct Totals {
     rejected: u64,
     enriched: u64,
     dead: u64,
+    redriven: u64,
     returned: u64,
     /// Lateness of released records and dispatched jobs in milliseconds, with counts. Negative values would be early.
     lateness: BTreeMap<i64, u64>,
@@ -32,7 +33,7 @@ pub(super) struct Totals {
 
 impl Totals {
     fn unfinished(&self) -> u64 {
-        self.produced.saturating_sub(self.enriched + self.dead)
+        (self.produced + self.redriven).saturating_sub(self.enriched + self.dead)
     }
 
     fn add_lateness(&mut self, record: &Record, due: Timestamp) -> Option<i64> {
@@ -42,8 +43,12 @@ impl Totals {
     }
 
     pub(super) fn line(&self) -> String {
+        let redriven = match self.redriven {
+            0 => String::new(),
+            redriven => format!(" + {redriven} redriven"),
+        };
         let mut line = format!(
-            "{} in = {} enriched + {} dead + {} waiting or in flight; {} released",
+            "{} in{redriven} = {} enriched + {} dead + {} waiting or in flight; {} released",
             self.produced,
             self.enriched,
             self.dead,
@@ -195,6 +200,10 @@ impl Narrator {
                 text(headers::RETRY_COUNT),
                 record.position.topic
             )),
+            TopicRole::Due if record.headers.last(headers::PROCESS_AFTER).is_none() => {
+                totals.redriven += 1;
+                Some("redriven".to_owned())
+            }
             TopicRole::Due => {
                 totals.returned += 1;
                 let due: Timestamp = text(headers::PROCESS_AFTER).parse().ok()?;
