@@ -3,7 +3,7 @@
 use askama::Template;
 use axum::extract::{Query, State};
 use axum::response::Response;
-use redeliver_client::convert::to_timestamp;
+use redeliver_client::convert::{from_timestamp, to_timestamp};
 use redeliver_client::messages::{AuditEntry, ListAuditEntriesRequest};
 use redeliver_client::Timestamp;
 use serde::Deserialize;
@@ -60,7 +60,7 @@ pub(crate) async fn page(State(backend): State<Backend>, Query(parameters): Quer
         page_size: PAGE_SIZE,
         page_token: parameters.page.clone(),
     };
-    let mut command = "redeliver audit ls".to_owned();
+    let mut command = "redeliver dlq audit".to_owned();
     for (flag, value) in [
         ("--by", &parameters.by),
         ("--action", &parameters.action),
@@ -69,6 +69,9 @@ pub(crate) async fn page(State(backend): State<Backend>, Query(parameters): Quer
         if !value.is_empty() {
             command += &format!(" {flag} {}", quoted(value));
         }
+    }
+    if let Some(from) = from.as_ref().and_then(from_timestamp).and_then(Timestamp::to_rfc3339) {
+        command += &format!(" --from {from}");
     }
     let mut page = Page {
         frame: frame.command(command),

@@ -33,11 +33,11 @@ const TABS: [(&str, &str, &[GroupState]); 4] = [
     ("all", "All", &[]),
 ];
 
-/// The orders: name in the address, label, `order_by` of the API.
-const ORDERS: [(&str, &str, &str); 3] = [
-    ("", "last seen", ""),
-    ("new", "first seen", "first_dead_at desc"),
-    ("count", "count", "count desc"),
+/// The orders: name in the address, label, `order_by` of the API, `--sort` of the command.
+const ORDERS: [(&str, &str, &str, &str); 3] = [
+    ("", "last seen", "", ""),
+    ("new", "first seen", "first_dead_at desc", "first-seen"),
+    ("count", "count", "count desc", "count"),
 ];
 
 #[derive(Template)]
@@ -122,7 +122,7 @@ pub(crate) async fn list(State(backend): State<Backend>, Query(parameters): Quer
     let Some((_, _, states)) = TABS.iter().find(|(name, ..)| *name == parameters.show) else {
         return Failed::respond(SECTION, Problem::invalid("`show` must be resolved, muted or all."));
     };
-    let Some((_, _, order)) = ORDERS.iter().find(|(name, ..)| *name == parameters.sort) else {
+    let Some((_, _, order, sort)) = ORDERS.iter().find(|(name, ..)| *name == parameters.sort) else {
         return Failed::respond(SECTION, Problem::invalid("`sort` must be new or count."));
     };
     let request = ListGroupsRequest {
@@ -137,6 +137,9 @@ pub(crate) async fn list(State(backend): State<Backend>, Query(parameters): Quer
     let mut command = "redeliver dlq groups".to_owned();
     for state in *states {
         command += &format!(" --state {}", state_class(*state));
+    }
+    if !sort.is_empty() {
+        command += &format!(" --sort {sort}");
     }
     if !parameters.filter.is_empty() {
         command += &format!(" --filter {}", quoted(&parameters.filter));
@@ -158,7 +161,7 @@ pub(crate) async fn list(State(backend): State<Backend>, Query(parameters): Quer
         link: link(name, &parameters.sort, ""),
         is_current: name == parameters.show,
     });
-    let orders = ORDERS.map(|(name, label, _)| Tab {
+    let orders = ORDERS.map(|(name, label, ..)| Tab {
         label,
         link: link(&parameters.show, name, ""),
         is_current: name == parameters.sort,

@@ -99,7 +99,7 @@ pub(crate) async fn page(State(backend): State<Backend>, Path(name): Path<String
     };
     let page = Page {
         frame: Frame::new(SECTION, name.clone())
-            .command(format!("redeliver status --pipeline {}", quoted(&name)))
+            .command(format!("redeliver waiting stats --pipeline {}", quoted(&name)))
             .live(),
         pipeline,
         concerns: overview.problems.iter().map(Concern::of).collect(),

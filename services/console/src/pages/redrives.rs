@@ -75,7 +75,7 @@ pub(crate) async fn list(State(backend): State<Backend>, Query(parameters): Quer
         page_token: parameters.page,
     };
     let frame = Frame::new(SECTION, "Redrives")
-        .command("redeliver dlq redrives")
+        .command("redeliver dlq redrives ls")
         .live();
     let page = match backend.redrives().list(request).await {
         Ok(answer) => Redrives {

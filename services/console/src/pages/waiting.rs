@@ -86,7 +86,7 @@ pub(crate) async fn page(State(backend): State<Backend>, Query(parameters): Quer
     for (flag, value) in [
         ("--pipeline", &parameters.pipeline),
         ("--place", &parameters.place),
-        ("--code", &parameters.code),
+        ("--error-code", &parameters.code),
     ] {
         if !value.is_empty() {
             command += &format!(" {flag} {}", quoted(value));
