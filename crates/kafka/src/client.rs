@@ -391,6 +391,8 @@ impl KafkaSettings {
             }
         }
         config
+            // A broker would create a topic that was deleted, such as the audit topic, with its own settings.
+            .set("allow.auto.create.topics", "false")
             .set("enable.idempotence", "true")
             .set("acks", "all")
             .set("partitioner", "murmur2_random");

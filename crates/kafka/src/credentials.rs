@@ -303,10 +303,12 @@ mod tests {
     #[test]
     fn follower_renews_while_asking() {
         let Process { plan, settings, .. } = &process();
-        let mut follower = Follower::new(settings, Waker::default()).unwrap();
+        let mut settings = settings.clone();
+        // No broker listens there: each request fails, as with one that refuses the credentials.
+        "127.0.0.1:1".clone_into(&mut settings.brokers);
+        let mut follower = Follower::new(&settings, Waker::default()).unwrap();
         plan.set(Ok(contents("second")));
         eventually("it renews", DEADLINE, || {
-            // The embedded broker answers with an error, as one that refuses the credentials.
             let asked = follower.topic_ids(&["topic"]);
             assert!(asked.is_err(), "{asked:?}");
             let outdated = plan.lock().outdated.clone();

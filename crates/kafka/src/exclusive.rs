@@ -10,6 +10,7 @@
 //! A writer that is fenced tries again after a random delay, because two writers that initialise in turn would fence each other
 //! for ever.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -29,12 +30,9 @@ const TRANSACTION_TIMEOUT: Duration = Duration::from_secs(10);
 const FIRST_DELAY: Duration = Duration::from_millis(100);
 const MAX_DELAY: Duration = Duration::from_secs(2);
 
-/// Why nothing was decided.
+/// Why a change has failed.
 #[derive(Debug, thiserror::Error)]
-pub enum ExclusiveError<E> {
-    /// The change is refused; nothing was written.
-    #[error("the change is refused")]
-    Refused(E),
+pub enum ExclusiveError {
     /// Kafka did not answer in time, or refuses; nothing was written.
     #[error("{step}")]
     Unavailable {
@@ -57,14 +55,11 @@ pub struct ExclusiveWriter {
 }
 
 /// Why an attempt has failed.
-enum Failed<E> {
-    Refused(E),
-    /// Another attempt may succeed, unless the error is permanent.
-    At {
-        step: &'static str,
-        source: Box<dyn std::error::Error + Send + Sync>,
-        is_permanent: bool,
-    },
+struct Failed {
+    step: &'static str,
+    source: Box<dyn std::error::Error + Send + Sync>,
+    /// Otherwise, another attempt may succeed.
+    is_permanent: bool,
 }
 
 impl ExclusiveWriter {
@@ -82,28 +77,28 @@ impl ExclusiveWriter {
     }
 
     /// Makes one change. Each attempt reads the topic to its end, within the given time, and decides with what it has read: the result, and what to
-    /// write. If the outcome of a previous attempt is unknown, the topic may contain what this change has written already, so each attempt must read on from what was
+    /// write, if anything. If the outcome of a previous attempt is unknown, the topic may contain what this change has written already, so each attempt must read on from what was
     /// known before the first one. Blocks for `timeout` at most, and a little longer for the last attempt.
     ///
     /// # Errors
     /// [`ExclusiveError`] says whether something may have been written.
-    pub fn write<S, T, E>(
+    pub fn write<S, T>(
         &self,
         timeout: Duration,
         read: impl Fn(Duration) -> Result<S, ReadError>,
-        decide: impl Fn(S) -> Result<(T, Vec<Output>), E>,
-    ) -> Result<T, ExclusiveError<E>> {
+        decide: impl Fn(S) -> (T, Vec<Output>),
+    ) -> Result<T, ExclusiveError> {
         let deadline = Instant::now() + timeout;
         let (mut delay, mut is_unknown) = (FIRST_DELAY, false);
         loop {
-            let (step, source, is_permanent) = match self.attempt(deadline, &read, &decide, &mut is_unknown) {
+            let attempt = self.attempt(deadline, &read, &decide, &mut is_unknown);
+            let Failed {
+                step,
+                source,
+                is_permanent,
+            } = match attempt {
                 Ok(result) => return Ok(result),
-                Err(Failed::Refused(refusal)) => return Err(ExclusiveError::Refused(refusal)),
-                Err(Failed::At {
-                    step,
-                    source,
-                    is_permanent,
-                }) => (step, source, is_permanent),
+                Err(failed) => failed,
             };
             let pause = delay.mul_f64(fastrand::f64());
             if is_permanent || Instant::now() + pause >= deadline {
@@ -119,13 +114,13 @@ impl ExclusiveWriter {
         }
     }
 
-    fn attempt<S, T, E>(
+    fn attempt<S, T>(
         &self,
         deadline: Instant,
         read: impl Fn(Duration) -> Result<S, ReadError>,
-        decide: impl Fn(S) -> Result<(T, Vec<Output>), E>,
+        decide: impl Fn(S) -> (T, Vec<Output>),
         is_unknown: &mut bool,
-    ) -> Result<T, Failed<E>> {
+    ) -> Result<T, Failed> {
         let at = |step| move |error| Failed::at(step, error);
         let left = || {
             let left = deadline.saturating_duration_since(Instant::now());
@@ -140,19 +135,19 @@ impl ExclusiveWriter {
         let state = read(left()).map_err(Failed::reading)?;
         // If a previous attempt has committed, the records show it.
         *is_unknown = false;
-        let (result, outputs) = decide(state).map_err(Failed::Refused)?;
+        let (result, outputs) = decide(state);
         if outputs.is_empty() {
             return Ok(result);
         }
         // The client would wait for a missing topic until the time is up, and the outcome would be unknown.
-        for other in outputs.iter().map(|output| &output.topic) {
-            if *other != self.topic {
-                reader::partitions(&self.settings, other).map_err(Failed::reading)?;
-            }
+        let mut others: BTreeSet<&Arc<str>> = outputs.iter().map(|output| &output.topic).collect();
+        others.remove(&self.topic);
+        for other in others {
+            reader::partitions(&self.settings, other).map_err(Failed::reading)?;
         }
         // Otherwise the commit would time out, and its outcome be unknown.
         if Instant::now() >= deadline {
-            return Err(Failed::At {
+            return Err(Failed {
                 step: "reading the topic",
                 source: "timed out".into(),
                 is_permanent: true,
@@ -196,9 +191,9 @@ fn is_refused(error: &KafkaError) -> bool {
     )
 }
 
-impl<E> Failed<E> {
+impl Failed {
     fn at(step: &'static str, error: KafkaError) -> Self {
-        Self::At {
+        Self {
             step,
             is_permanent: recovery_action(&error) == RecoveryAction::Misconfigured || is_refused(&error),
             source: error.into(),
@@ -206,7 +201,7 @@ impl<E> Failed<E> {
     }
 
     fn reading(error: ReadError) -> Self {
-        Self::At {
+        Self {
             step: "reading the topic",
             is_permanent: match &error {
                 ReadError::Missing(_) | ReadError::Denied(_) => true,
@@ -219,7 +214,7 @@ impl<E> Failed<E> {
 
     /// Unless the commit is refused, its outcome is found out by reading.
     fn committing(error: KafkaError) -> Self {
-        Self::At {
+        Self {
             step: "committing",
             is_permanent: is_refused(&error),
             source: error.into(),
@@ -241,9 +236,8 @@ mod tests {
             (RDKafkaErrorCode::ProducerFenced, false),
             (RDKafkaErrorCode::NotEnoughReplicas, false),
         ] {
-            let failed = Failed::<()>::committing(KafkaError::MessageProduction(code));
-            let is_permanent = matches!(failed, Failed::At { is_permanent, .. } if is_permanent);
-            assert_eq!(is_permanent, expected, "{code}");
+            let failed = Failed::committing(KafkaError::MessageProduction(code));
+            assert_eq!(failed.is_permanent, expected, "{code}");
         }
     }
 }

@@ -37,7 +37,7 @@ pub struct ServiceArgs {
 /// The flag of workers. Use with `#[command(flatten)]`, and pass its value on in [`Start::until_idle`].
 #[derive(Clone, Copy, Debug, Default, clap::Args)]
 pub struct UntilIdleArgs {
-    /// End with status 0 when nothing is left to process, nor due within DURATION, such as 5m (default: 0s)
+    /// Exit with status 0 when no record is left to process or due within DURATION, such as 5m (default: 0s)
     #[arg(long, value_name = "DURATION", num_args = 0..=1, require_equals = true, default_missing_value = "0s")]
     pub until_idle: Option<HumanDuration>,
 }
@@ -45,24 +45,27 @@ pub struct UntilIdleArgs {
 /// What the binary of a service does instead of running the service.
 #[derive(Clone, Copy, Debug, clap::Subcommand)]
 pub enum ServiceCommand {
-    /// Print whether the process that runs with this configuration is ready; exits with status 0 if it is, else 1
+    /// Print whether the process with this configuration is ready; exit with status 1 if it is not
     Health,
 }
+
+/// The heading of flags that say where the configuration is.
+const CONFIGURATION: &str = "Configuration options";
 
 /// The flags of every service, and of commands that read the configuration. Use with `#[command(flatten)]`.
 #[derive(Clone, Debug, Default, clap::Args)]
 pub struct CommonArgs {
     /// Configuration file; overrides REDELIVER_CONFIG
-    #[arg(long, value_name = "FILE", global = true)]
+    #[arg(long, value_name = "FILE", global = true, help_heading = CONFIGURATION)]
     pub config: Option<PathBuf>,
-    /// Override a setting, such as kafka.brokers=kafka:9092; may be repeated
-    #[arg(long = "set", value_name = "KEY=VALUE", value_parser = key_and_value, global = true)]
+    /// Override a setting, such as kafka.brokers=kafka:9092; can be repeated
+    #[arg(long = "set", value_name = "KEY=VALUE", value_parser = key_and_value, global = true, help_heading = CONFIGURATION)]
     pub set: Vec<(String, String)>,
     /// Print the effective configuration without secrets and exit
-    #[arg(long)]
+    #[arg(long, help_heading = CONFIGURATION)]
     pub print_config: bool,
     /// Validate the configuration and exit
-    #[arg(long)]
+    #[arg(long, help_heading = CONFIGURATION)]
     pub check: bool,
 }
 

@@ -77,7 +77,7 @@ pub fn register_process(registry: &mut Registry, service: &str, instance: &str, 
     ];
     let info = Family::<[(&'static str, String); 4], Gauge>::default();
     info.get_or_create(&labels).set(1);
-    registry.register("build_info", "Always 1; the labels say which build this is", info);
+    registry.register("build_info", "Always 1; the labels identify the build", info);
     let start: Gauge = Gauge::default();
     start.set(clock.now().as_millis() / 1000);
     registry.register_with_unit(

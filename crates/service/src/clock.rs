@@ -38,7 +38,7 @@ impl ClockReports {
         };
         registry.register(
             "clock_held",
-            "1 after a step of the wall clock, until the new time is confirmed; nothing is released meanwhile",
+            "1 while the process holds after a step of the wall clock, else 0",
             reports.held.clone(),
         );
         registry.register(

@@ -33,6 +33,7 @@ use std::io;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use change::ChangeRequest;
 pub use error::ControlError;
 pub use name::ControlName;
 pub use operations::Controls;
@@ -73,7 +74,7 @@ impl Control {
         (Self::new(replica), sender)
     }
 
-    fn writer(&self, host: &Host) -> Writer<Snapshot> {
+    fn writer(&self, host: &Host) -> Writer<ChangeRequest> {
         let topic = host.config.control_topic();
         Writer::new(
             &host.kafka,

@@ -49,7 +49,7 @@ impl StaleCredentials {
         let metrics = Self::default();
         registry.register(
             "credentials_stale",
-            "1 while changed credentials or keys cannot be used and the previous ones are used, else 0",
+            "1 while the previous credentials are used because changed ones are unusable, else 0",
             metrics.0.clone(),
         );
         metrics
@@ -241,12 +241,12 @@ impl Metrics {
         let metrics = Self::default();
         registry.register(
             "kafka_certificate_expiry_timestamp_seconds",
-            "When the certificate with which Kafka clients authenticate expires; 0 without a certificate",
+            "When the client certificate for Kafka expires; 0 without a certificate",
             metrics.expiry.clone(),
         );
         registry.register(
             "kafka_clients_outdated",
-            "Lanes and other owners of Kafka clients that have not replaced them since credentials changed",
+            "Owners of Kafka clients, such as lanes, that still use previous credentials",
             metrics.outdated.clone(),
         );
         metrics

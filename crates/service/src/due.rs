@@ -146,7 +146,7 @@ impl<L: EncodeLabelSet + Clone + Ord + Send + Sync + 'static> Collector for Inne
         let waiting = self.waiting();
         let now = self.clock.now();
         let name = format!("{}_due", self.prefix);
-        let help = "Due and not released, as far as read: a lower bound";
+        let help = "Due and not released; a lower bound";
         let mut metric = encoder.encode_descriptor(&name, help, None, MetricType::Gauge)?;
         for (labels, waiting) in &waiting {
             metric.encode_family(labels)?.encode_gauge(&waiting.due_at(now))?;
@@ -159,7 +159,7 @@ impl<L: EncodeLabelSet + Clone + Ord + Send + Sync + 'static> Collector for Inne
             metric.encode_family(labels)?.encode_gauge(&seconds)?;
         }
         let name = format!("{}_next_due", self.prefix);
-        let help = "Time until something is due; 0 if something is, +Inf if nothing waits";
+        let help = "Time until the next due time; 0 if something is due, +Inf if nothing waits";
         let mut metric = encoder.encode_descriptor(&name, help, Some(&Unit::Seconds), MetricType::Gauge)?;
         for (labels, waiting) in &waiting {
             let seconds = waiting.next_due_seconds(now);

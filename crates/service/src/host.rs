@@ -197,7 +197,7 @@ impl Host {
         let refused = Family::default();
         registry.register(
             "pipeline_refused",
-            "1 while the process does not serve the pipeline because of its topics, else 0",
+            "1 while the pipeline is not served because of its topics, else 0",
             refused.clone(),
         );
         let stale_credentials = StaleCredentials::register(&mut registry);

@@ -161,28 +161,27 @@ impl LaneFamilies {
         );
         registry.register(
             "lane_window_full",
-            "Times a partition was not read further because the completed set after its first incomplete record was full",
+            "Times a partition was not read further because its completed set was full",
             families.blocked.clone(),
         );
         registry.register(
             "lane_lag",
-            "Upper bound of the incomplete records of an assigned partition, including transaction markers among unread \
-             records; 0 means that everything is complete",
+            "Incomplete records of an assigned partition; an upper bound, which includes transaction markers",
             families.lag.clone(),
         );
         registry.register(
             "lane_recreated_partitions",
-            "Partitions whose topic was deleted and created again while they were assigned",
+            "Assigned partitions whose topic was created again",
             families.recreated.clone(),
         );
         registry.register(
             "lane_dropped_records",
-            "Records in flight that were dropped because their topic was deleted and created again",
+            "Records in flight dropped because their topic was created again",
             families.dropped.clone(),
         );
         registry.register(
             "lane_deleted_unread_records",
-            "Offsets that were deleted, by retention for example, before they were read",
+            "Offsets deleted before they were read, for example by retention",
             families.deleted_unread.clone(),
         );
         families

@@ -130,7 +130,7 @@ pub fn waiting(
         .iter()
         .map(|queue| (queue.group.clone(), queue.topic.clone()))
         .collect();
-    let mut heads = reachable_heads(kafka, &pairs, HEAD, timeout, due_time)?;
+    let mut heads = reachable_heads(kafka, &pairs, HEAD, timeout, |record| due_time(&record))?;
     let waiting = queues.iter().filter_map(|queue| {
         let Head {
             backlog,
@@ -148,8 +148,8 @@ pub fn waiting(
     Ok(waiting.collect())
 }
 
-fn due_time(record: Record) -> Option<Timestamp> {
-    let headers = ReservedHeaders::read(&record).ok()?;
+fn due_time(record: &Record) -> Option<Timestamp> {
+    let headers = ReservedHeaders::read(record).ok()?;
     // A malformed record becomes a dead letter at once.
     headers.process_after(SystemClock.now(), MAX_WAIT).ok()
 }

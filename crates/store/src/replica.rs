@@ -262,25 +262,19 @@ impl ReplicaMetrics {
             (
                 "readable",
                 format!(
-                    "1 if the {topic} was read to its end at the last attempt; at 0, what it contained last applies"
+                    "1 if the {topic} could be read at the last attempt; at 0, its last known contents apply"
                 ),
                 &metrics.readable,
             ),
-            (
-                "values",
-                format!("Values of the {topic} that this process knows"),
-                &metrics.values,
-            ),
+            ("values", format!("Known values of the {topic}"), &metrics.values),
             (
                 "problems",
-                format!(
-                    "Values of the {topic} that this process does not know or cannot read, in part or completely"
-                ),
+                format!("Unknown or unreadable values of the {topic}, even if only in part"),
                 &metrics.problems,
             ),
             (
                 "unreadable",
-                format!("Values of the {topic} that this process cannot read at all"),
+                format!("Completely unreadable values of the {topic}"),
                 &metrics.unreadable,
             ),
         ] {

@@ -27,6 +27,12 @@ pub trait Document: Clone + fmt::Debug + PartialEq + Send + Sync + 'static {
     /// The key in a record; `None` if it is of an unknown kind.
     fn parse_key(key: &str) -> Option<Self::Key>;
 
+    /// The key of a record; `None` if it is of an unknown kind.
+    fn key_of(record: &Record) -> Option<Self::Key> {
+        let key = std::str::from_utf8(record.key.as_deref()?).ok()?;
+        Self::parse_key(key)
+    }
+
     /// The key as a record has it.
     fn record_key(key: &Self::Key) -> String;
 
@@ -109,15 +115,14 @@ impl<D: Document> Default for Table<D> {
 impl<D: Document> Table<D> {
     /// Applies a record that is newer than all before.
     pub fn apply_record(&mut self, record: &Record) {
-        let key = record.key.as_deref().unwrap_or_default();
-        let parsed = std::str::from_utf8(key).ok().and_then(D::parse_key);
-        match (parsed, &record.value) {
+        match (D::key_of(record), &record.value) {
             (Some(key), Some(value)) => {
                 let document = D::decode(&key, value).map(Arc::new);
                 self.entries.insert(key, document);
             }
             (Some(key), None) => drop(self.entries.remove(&key)),
             (None, value) => {
+                let key = record.key.as_deref().unwrap_or_default();
                 let key = bounded_text(&String::from_utf8_lossy(key), MAX_KEY);
                 if value.is_some() {
                     self.unknown.insert(key);

@@ -1,21 +1,25 @@
 //! Changes of documents. No change can overlap another one, see [`redeliver_kafka::exclusive`].
+//!
+//! A process makes all waiting changes in one transaction, deciding one after the other: a transaction takes about the same time for any number of
+//! changes, and those of several processes fence each other.
 
+use std::collections::HashMap;
 use std::fmt::Debug;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use bytes::Bytes;
 use redeliver_core::error_chain::error_chain;
-use redeliver_core::{Headers, Output, Record};
+use redeliver_core::{Headers, Output, Position, Record};
 use redeliver_kafka::KafkaSettings;
 use redeliver_kafka::exclusive::{ExclusiveError, ExclusiveWriter};
-use tokio::sync::Mutex;
+use tokio::sync::oneshot;
 use tokio::task::JoinError;
 
 use crate::replica::{Replica, State, read_after};
 use crate::table::{Document, Problem};
 
-/// How long a change may take.
+/// How long a transaction may take, with everything before it.
 const CHANGE_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Identifies a change, so that it recognises what it has written with an unknown outcome. Different for each change.
@@ -55,9 +59,9 @@ pub trait Change: Send + Sync + 'static {
 }
 
 type Key<S> = <<S as State>::Document as Document>::Key;
-type Decided<S> = (Changed<<S as State>::Document>, Vec<Output>);
 type DocumentOf<C> = <<C as Change>::State as State>::Document;
 type ErrorOf<C> = ChangeError<DocumentOf<C>, <C as Change>::Refused>;
+type ResultOf<C> = Result<Changed<DocumentOf<C>>, ErrorOf<C>>;
 
 /// What follows from a change.
 #[derive(Debug)]
@@ -107,95 +111,156 @@ pub enum ChangeError<D: Document, R> {
 }
 
 /// Changes the documents of a topic. Cheap to clone.
-#[derive(Clone)]
-pub struct Writer<S: State> {
+pub struct Writer<C: Change>(Arc<Shared<C>>);
+
+struct Shared<C: Change> {
     writer: ExclusiveWriter,
     kafka: KafkaSettings,
     topic: Arc<str>,
-    replica: Replica<S>,
-    /// One change of this process at a time: several would fence each other.
-    turn: Arc<Mutex<()>>,
+    replica: Replica<C::State>,
+    waiting: Mutex<Vec<Waiting<C>>>,
+    /// One transaction of this process at a time: several would fence each other.
+    turn: Arc<tokio::sync::Mutex<()>>,
 }
 
-impl<S: State> Writer<S> {
+/// A change whose caller waits for its result.
+struct Waiting<C: Change> {
+    change: C,
+    id: ChangeId,
+    result: oneshot::Sender<ResultOf<C>>,
+}
+
+impl<C: Change> Clone for Writer<C> {
+    fn clone(&self) -> Self {
+        Self(self.0.clone())
+    }
+}
+
+impl<C: Change> Writer<C> {
     /// A writer of the topic of a replica. All writers of the topic need the same `transactional_id`.
     #[must_use]
-    pub fn new(kafka: &KafkaSettings, transactional_id: &str, topic: &str, replica: Replica<S>) -> Self {
+    pub fn new(
+        kafka: &KafkaSettings,
+        transactional_id: &str,
+        topic: &str,
+        replica: Replica<C::State>,
+    ) -> Self {
         let topic: Arc<str> = topic.into();
-        Self {
+        Self(Arc::new(Shared {
             writer: ExclusiveWriter::new(kafka, transactional_id, topic.clone()),
             kafka: kafka.clone(),
             topic,
             replica,
+            waiting: Mutex::default(),
             turn: Arc::default(),
-        }
+        }))
     }
 
     /// Makes a change. When this returns, the change is durable, and the replica has applied it, unless that takes long. A change without an effect
     /// writes nothing.
     ///
     /// # Errors
-    /// [`ChangeError`] says whether something may have been written.
-    pub async fn change<C: Change<State = S>>(&self, change: C) -> Result<Changed<S::Document>, ErrorOf<C>> {
-        let turn = tokio::time::timeout(CHANGE_TIMEOUT, self.turn.clone().lock_owned()).await;
-        let turn = turn.map_err(|_| ChangeError::Unavailable("waiting for other changes".to_owned()))?;
-        let this = self.clone();
-        // The change goes on when its caller does not wait any longer.
-        let changing = tokio::task::spawn_blocking(move || {
-            let _turn = turn;
-            this.write(&change)
-        });
-        let changed = changing.await.unwrap_or_else(|error| Err(never_ran(error)))?;
+    /// [`ChangeError`] says whether something may have been written. If Kafka refuses the records of a change, those that are made with it fail, too.
+    pub async fn change(&self, change: C) -> Result<Changed<DocumentOf<C>>, ErrorOf<C>> {
+        let (result, mut written) = oneshot::channel();
+        let id = ChangeId(fastrand::u128(..));
+        self.0.waiting().push(Waiting { change, id, result });
+        let written = tokio::select! {
+            biased;
+            written = &mut written => written,
+            turn = self.0.turn.clone().lock_owned() => {
+                let this = self.0.clone();
+                // The change goes on when its caller does not wait any longer.
+                let writing = tokio::task::spawn_blocking(move || {
+                    let _turn = turn;
+                    this.write_waiting();
+                });
+                writing.await.map_err(never_ran)?;
+                written.await
+            }
+        };
+        let panicked = "the thread that made it with others has panicked";
+        let changed = written.unwrap_or_else(|_| Err(ChangeError::Unconfirmed(panicked.to_owned())))?;
         if let Some(document) = &changed.document {
-            let is_applied = |state: &S| {
+            let is_applied = |state: &C::State| {
                 let known = state.get(&changed.key);
                 known.is_some_and(|known| known.revision() >= document.revision())
             };
-            self.replica.wait_applied(is_applied).await;
+            self.0.replica.wait_applied(is_applied).await;
         }
         Ok(changed)
     }
+}
 
-    fn write<C: Change<State = S>>(&self, change: &C) -> Result<Changed<S::Document>, ErrorOf<C>> {
-        let id = ChangeId(fastrand::u128(..));
+impl<C: Change> Shared<C> {
+    fn waiting(&self) -> MutexGuard<'_, Vec<Waiting<C>>> {
+        self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Makes the changes that wait now, and tells their callers the results.
+    fn write_waiting(&self) {
+        let mut batch = std::mem::take(&mut *self.waiting());
+        // Their callers have given up before anything was written.
+        batch.retain(|waiting| !waiting.result.is_closed());
+        if batch.is_empty() {
+            return;
+        }
         // The same for all attempts, so that each reads what those before it have written.
         let known = self.replica.known();
         let read = |timeout| {
             let (mut reader, state) = read_after(known.as_ref(), &self.kafka, &self.topic)?;
-            let mut tail = Tail::new(change, id, state);
+            let mut tail = Tail::new(state, batch.iter().map(|waiting| waiting.id));
             reader.read_to_end(timeout, |record| tail.apply(&record))?;
             Ok(tail)
         };
-        let decide = |tail: Tail<C::State>| tail.decide(change, id, &self.topic);
-        let changed = self.writer.write(CHANGE_TIMEOUT, read, decide);
-        let changed = changed.map_err(|error| match error {
-            ExclusiveError::Refused(error) => error,
-            ExclusiveError::Unavailable { .. } => ChangeError::Unavailable(error_chain(&error)),
-            ExclusiveError::Unknown(_) => ChangeError::Unconfirmed(error_chain(&error)),
-        })?;
-        if let Some(document) = changed.document.as_ref().filter(|_| changed.is_written) {
-            change.log(document);
+        let decide = |mut tail: Tail<C::State>| {
+            let mut outputs = Vec::new();
+            let mut results = Vec::with_capacity(batch.len());
+            for Waiting { change, id, .. } in &batch {
+                results.push(tail.decide(change, *id, &self.topic, &mut outputs));
+            }
+            (results, outputs)
+        };
+        match self.writer.write(CHANGE_TIMEOUT, read, decide) {
+            Ok(results) => {
+                for (Waiting { change, result, .. }, written) in batch.into_iter().zip(results) {
+                    if let Ok(Changed {
+                        document: Some(document),
+                        is_written: true,
+                        ..
+                    }) = &written
+                    {
+                        change.log(document);
+                    }
+                    // Fails if the caller does not wait any longer.
+                    let _ = result.send(written);
+                }
+            }
+            Err(error) => {
+                for Waiting { result, .. } in batch {
+                    let reason = error_chain(&error);
+                    let _ = result.send(Err(match error {
+                        ExclusiveError::Unavailable { .. } => ChangeError::Unavailable(reason),
+                        ExclusiveError::Unknown(_) => ChangeError::Unconfirmed(reason),
+                    }));
+                }
+            }
         }
-        Ok(changed)
     }
 }
 
-/// The state with which a change is decided.
+/// The state with which changes are decided, one after the other.
 struct Tail<S: State> {
     state: S,
-    key: Key<S>,
-    change_id: Bytes,
-    /// What a previous attempt has written, whose outcome was unknown.
-    own: Option<Arc<S::Document>>,
+    /// What a previous attempt has written, whose outcome was unknown, by the id of the change.
+    own: HashMap<Bytes, Option<Arc<S::Document>>>,
 }
 
 impl<S: State> Tail<S> {
-    fn new<C: Change<State = S>>(change: &C, id: ChangeId, state: S) -> Self {
+    fn new(state: S, ids: impl Iterator<Item = ChangeId>) -> Self {
         Self {
             state,
-            key: change.key(id),
-            change_id: id.bytes(),
-            own: None,
+            own: ids.map(|id| (id.bytes(), None)).collect(),
         }
     }
 
@@ -203,28 +268,30 @@ impl<S: State> Tail<S> {
     fn apply(&mut self, record: &Record) {
         State::apply(&mut self.state, record);
         // Another change may come right after it.
-        if let Some(document) = self.state.get(&self.key)
-            && *document.change_id() == self.change_id
+        if let Some(document) = S::Document::key_of(record).and_then(|key| self.state.get(&key))
+            && let Some(own) = self.own.get_mut(document.change_id())
         {
-            self.own = Some(document.clone());
+            *own = Some(document.clone());
         }
     }
 
+    /// Decides about a change with what those before it write, and adds what it writes.
     fn decide<C: Change<State = S>>(
-        self,
+        &mut self,
         change: &C,
         id: ChangeId,
         topic: &Arc<str>,
-    ) -> Result<Decided<S>, ErrorOf<C>> {
-        let Self { state, key, own, .. } = self;
-        let changed = |key, document, is_written| Changed {
-            key,
-            document,
-            is_written,
-        };
-        if own.is_some() {
-            return Ok((changed(key, own, true), Vec::new()));
+        outputs: &mut Vec<Output>,
+    ) -> ResultOf<C> {
+        let key = change.key(id);
+        if let Some(Some(own)) = self.own.get(&id.bytes()) {
+            return Ok(Changed {
+                key,
+                document: Some(own.clone()),
+                is_written: true,
+            });
         }
+        let state = &mut self.state;
         if let Some(problem) = state.problem(&key) {
             return Err(ChangeError::Unsupported(problem));
         }
@@ -233,27 +300,52 @@ impl<S: State> Tail<S> {
         if expected.is_some_and(|expected| expected != revision) {
             return Err(ChangeError::Revised(revision));
         }
-        match change.decide(&state, id).map_err(ChangeError::Refused)? {
-            Decision::Unchanged(key) => {
-                let current = state.get(&key).cloned();
-                Ok((changed(key, current, false), Vec::new()))
-            }
+        match change.decide(state, id).map_err(ChangeError::Refused)? {
+            Decision::Unchanged(key) => Ok(Changed {
+                document: state.get(&key).cloned(),
+                key,
+                is_written: false,
+            }),
             Decision::Write {
                 document,
                 records,
                 entry,
             } => {
-                let records = records.into_iter().map(|(key, value)| Output {
-                    topic: topic.clone(),
-                    partition: Some(0),
-                    key: Some(key.into()),
-                    value,
-                    headers: Headers::new(),
-                });
-                let outputs = records.chain([entry]).collect();
-                Ok((changed(key, Some(Arc::new(document)), true), outputs))
+                for (key, value) in records {
+                    let output = Output {
+                        topic: topic.clone(),
+                        partition: Some(0),
+                        key: Some(key.into()),
+                        value,
+                        headers: Headers::new(),
+                    };
+                    State::apply(state, &unwritten(&output));
+                    outputs.push(output);
+                }
+                outputs.push(entry);
+                Ok(Changed {
+                    key,
+                    document: Some(Arc::new(document)),
+                    is_written: true,
+                })
             }
         }
+    }
+}
+
+/// A record as the next change of the same transaction sees it. It has no offset yet.
+fn unwritten(output: &Output) -> Record {
+    Record {
+        position: Position {
+            topic: output.topic.clone(),
+            partition: 0,
+            offset: -1,
+        },
+        timestamp: None,
+        key: output.key.clone(),
+        value: output.value.clone(),
+        headers: Headers::new(),
+        unreadable_headers: 0,
     }
 }
 
@@ -266,145 +358,4 @@ fn never_ran<D: Document, R>(error: JoinError) -> ChangeError<D, R> {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::replica::tests::Notes;
-    use crate::table::tests::{Note, broken, newer, record};
-
-    const ID: ChangeId = ChangeId(7);
-
-    /// Writes the next revision of a note, unless it has this one.
-    struct Increment {
-        expected: Option<u64>,
-        most: u64,
-    }
-
-    impl Change for Increment {
-        type State = Notes;
-        type Refused = &'static str;
-
-        fn key(&self, _id: ChangeId) -> u8 {
-            1
-        }
-
-        fn expected_revision(&self) -> Option<u64> {
-            self.expected
-        }
-
-        fn decide(&self, notes: &Notes, id: ChangeId) -> Result<Decision<Notes>, &'static str> {
-            let revision = notes.get(&1).map_or(0, |note| note.revision);
-            match self.most.checked_sub(revision.into()) {
-                None => return Err("too many"),
-                Some(0) => return Ok(Decision::Unchanged(1)),
-                Some(_) => {}
-            }
-            let document = Note {
-                revision: revision + 1,
-                change_id: id.bytes(),
-            };
-            Ok(Decision::Write {
-                records: vec![
-                    ("note/1".to_owned(), Some(document.encode())),
-                    ("note/2".to_owned(), None),
-                ],
-                document,
-                entry: Output {
-                    topic: "audit".into(),
-                    partition: None,
-                    key: None,
-                    value: None,
-                    headers: Headers::new(),
-                },
-            })
-        }
-
-        fn log(&self, _note: &Note) {}
-    }
-
-    /// A topic, a key and a value.
-    type Written = (String, Option<Bytes>, Option<Bytes>);
-    type Outcome = Result<(Option<Arc<Note>>, Vec<Written>), ChangeError<Note, &'static str>>;
-
-    fn decide(values: impl IntoIterator<Item = Option<Bytes>>, expected: Option<u64>, most: u64) -> Outcome {
-        let change = Increment { expected, most };
-        let mut tail = Tail::new(&change, ID, Notes::default());
-        for value in values {
-            tail.apply(&record("note/1", value));
-        }
-        let (changed, outputs) = tail.decide(&change, ID, &"notes".into())?;
-        assert!(changed.is_written || outputs.is_empty());
-        let written = outputs.into_iter();
-        let written = written.map(|output| (output.topic.to_string(), output.key, output.value));
-        Ok((changed.document, written.collect()))
-    }
-
-    fn of(revision: u8) -> Option<Bytes> {
-        Some(Note::of(revision).encode())
-    }
-
-    fn own(revision: u8) -> Note {
-        Note {
-            revision,
-            change_id: ID.bytes(),
-        }
-    }
-
-    #[test]
-    fn change_is_written_with_its_entry() {
-        let written =
-            |topic: &str, key: Option<&'static str>, value| (topic.to_owned(), key.map(Bytes::from), value);
-        let outputs = vec![
-            written("notes", Some("note/1"), Some(own(5).encode())),
-            written("notes", Some("note/2"), None),
-            written("audit", None, None),
-        ];
-        assert_eq!(decide([of(4)], None, 9), Ok((Some(own(5).into()), outputs)));
-        let unchanged = Ok((Some(Note::of(4).into()), vec![]));
-        assert_eq!(decide([of(4)], None, 4), unchanged);
-        assert_eq!(decide([], None, 0), Ok((None, vec![])));
-        assert_eq!(decide([of(4)], None, 3), Err(ChangeError::Refused("too many")));
-    }
-
-    #[test]
-    fn unexpected_revision_is_refused() {
-        for (values, expected, revision) in [
-            (vec![of(4)], 4, None),
-            (vec![of(4)], 3, Some(4)),
-            (vec![], 0, None),
-            (vec![], 1, Some(0)),
-        ] {
-            // Also if nothing would change.
-            for most in [4, 9] {
-                let decided = decide(values.clone(), Some(expected), most);
-                assert_eq!(decided.err(), revision.map(ChangeError::Revised), "{expected}");
-            }
-        }
-    }
-
-    #[test]
-    fn change_with_unknown_outcome_is_recognised() {
-        // Another change came right after it.
-        let values = [Some(own(4).encode()), of(5)];
-        assert_eq!(decide(values, Some(3), 9), Ok((Some(own(4).into()), vec![])));
-    }
-
-    #[test]
-    fn unsupported_documents_are_not_changed() {
-        for (value, problem) in [
-            (broken(), Problem::Unreadable(crate::table::tests::Empty)),
-            (Some(newer().encode()), Problem::Newer),
-        ] {
-            let refused = decide([value], Some(3), 9);
-            assert_eq!(refused, Err(ChangeError::Unsupported(problem)));
-        }
-    }
-
-    #[tokio::test]
-    async fn change_cancelled_by_shutdown_wrote_nothing() {
-        let mut tasks = tokio::task::JoinSet::new();
-        tasks.spawn(std::future::pending::<()>());
-        tasks.abort_all();
-        let error = never_ran::<Note, ()>(tasks.join_next().await.unwrap().unwrap_err());
-        assert!(matches!(error, ChangeError::Unavailable(_)), "{error:?}");
-    }
-}
+mod tests;

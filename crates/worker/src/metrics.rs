@@ -115,7 +115,7 @@ impl WorkerFamilies {
         );
         registry.register(
             "worker_retried",
-            "Failed attempts whose record waits for a retry, by failure class",
+            "Failed attempts whose records wait for a retry, by failure class",
             families.retried.clone(),
         );
         registry.register(
@@ -125,22 +125,22 @@ impl WorkerFamilies {
         );
         registry.register(
             "worker_long_waits",
-            "Failed attempts whose record waits in the scheduler",
+            "Failed attempts whose records wait in the scheduler",
             families.long_waits.clone(),
         );
         registry.register(
             "worker_unusable_anchors",
-            "First retries whose delay counts from the failure because the record's anchor is missing or cannot be read",
+            "First retries that count from the failure, because the record's anchor is missing or invalid",
             families.unusable_anchors.clone(),
         );
         registry.register(
             "worker_attempts",
-            "Attempts that a record took until it succeeded or became a dead letter, without those that do not count",
+            "Attempts per record until it succeeded or became a dead letter, without forgotten ones",
             families.attempts.clone(),
         );
         registry.register(
             "worker_handling_seconds",
-            "Duration of an attempt, by its outcome: succeeded, or the failure class",
+            "Duration of an attempt, by outcome: succeeded, or the failure class",
             families.handling.clone(),
         );
         registry.register(
@@ -150,32 +150,32 @@ impl WorkerFamilies {
         );
         registry.register(
             "worker_breaker_openings",
-            "How often the circuit breaker has opened",
+            "Openings of the circuit breaker",
             families.breaker_openings.clone(),
         );
         registry.register(
             "worker_paused",
-            "1 while an operator has paused the pipeline, else 0",
+            "1 while the pipeline is paused, else 0",
             families.paused.clone(),
         );
         registry.register(
             "worker_forgotten",
-            "Attempts that do not count because the endpoint failed for others too",
+            "Attempts that do not count because of an outage of the endpoint",
             families.forgotten.clone(),
         );
         registry.register(
             "worker_waiting_records",
-            "Records in flight that wait, by reason: attempt (for concurrency, a rate, or the breaker), order (ordering), limit (limit_by), blocking (key_blocking), held (whether a failure counts), forgotten (for another attempt)",
+            "Records in flight that wait, by reason: attempt (concurrency, a rate, the breaker), order (ordering), limit (limit_by), blocking (key_blocking), held (until it is known whether a failure counts), forgotten (another attempt)",
             families.waiting.clone(),
         );
         registry.register(
             "worker_in_flight",
-            "Records read and not yet committed, per lane",
+            "Records read and not yet committed",
             families.in_flight.clone(),
         );
         registry.register(
             "worker_unavailable_topic_records",
-            "Finished records that wait for a topic that is missing or cannot be written, per lane",
+            "Finished records that wait for a missing or unwritable topic",
             families.unavailable_topics.clone(),
         );
         families

@@ -42,7 +42,7 @@ use crate::audit::Audit;
 use crate::completeness::Completeness;
 use crate::decoding_pool::DecodingPool;
 use crate::filter::{self, Expr, FilterError, Restriction};
-use crate::group_states::change::Change;
+use crate::group_states::change::{Change, ChangeRequest};
 use crate::group_states::{Decided, GroupStates};
 use crate::id::LetterId;
 use crate::index::{self, IndexedLetter, Pool, QUERY_TIMEOUT, QUEUE_TIMEOUT, ReadError};
@@ -103,7 +103,7 @@ pub(crate) struct Api {
 #[derive(Clone)]
 pub(crate) struct Groups {
     pub(crate) states: Replica<GroupStates>,
-    pub(crate) writer: Writer<GroupStates>,
+    pub(crate) writer: Writer<ChangeRequest>,
     pub(crate) audit: AuditLog,
 }
 

@@ -59,7 +59,6 @@ mod shared;
 mod waiting;
 
 use std::convert::Infallible;
-use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::mpsc::sync_channel;
 
@@ -70,6 +69,7 @@ use redeliver_kafka::topology::TopologySpec;
 use redeliver_runtime::Config;
 use redeliver_runtime::cli::Start;
 use redeliver_runtime::config::ConfigError;
+use redeliver_runtime::listen::Listener;
 use redeliver_runtime::tls::Protocols;
 use redeliver_service::Host;
 use redeliver_service::audit::AuditLog;
@@ -149,26 +149,26 @@ pub async fn run(start: Start) -> anyhow::Result<()> {
             Ok::<(), Infallible>(())
         });
     }
-    mount(&mut host)?;
+    let listener = host.listen(SECTION, &host.config.dlq_inspector.api(), Protocols::Grpc)?;
+    mount(&mut host, listener)?;
     Ok(host.run().await?)
 }
 
-/// Adds the inspector to a host, and returns the address of its API. Must be called within a Tokio runtime.
+/// Adds the inspector to a host, with the listener of its API. Must be called within a Tokio runtime.
 ///
 /// # Errors
-/// If the listen address cannot be used. An index that cannot be used ends the process later.
-pub fn mount(host: &mut Host) -> anyhow::Result<SocketAddr> {
+/// If the settings of callers cannot be used. An index that cannot be used ends the process later.
+pub fn mount(host: &mut Host, listener: Listener) -> anyhow::Result<()> {
     let config = host.config.dlq_inspector.clone();
     let api = config.api();
     let authenticator = Authenticator::start(host, SECTION, &api)?;
-    let listener = host.listen(SECTION, &api, Protocols::Grpc)?;
     let address = listener.local_addr().context("reading the address of the API")?;
 
     let metrics = Metrics::register(&mut host.registry());
     let limits = LimitMetrics::register(
         &mut host.registry(),
         "dlq_api_limited",
-        "Connections and calls of the inspector's API that a limit has refused: answer_bytes (no memory for an answer), body_timeout, connections, write_timeout",
+        "Connections and calls refused by limits of the API; answer_bytes: no memory for an answer",
         &["answer_bytes"],
     );
     let part = host.health.part("dlq-index");
@@ -351,5 +351,5 @@ pub fn mount(host: &mut Host) -> anyhow::Result<SocketAddr> {
         "dlq-api",
         server::serve(listener, service, controls, authenticator, limits.http(), grace),
     );
-    Ok(address)
+    Ok(())
 }

@@ -10,7 +10,7 @@ use redeliver_service::main_with;
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
-/// List, read, count and watch the dead letters of all pipelines over gRPC
+/// Index the dead letters of all pipelines, answer queries about them, and redrive them
 #[derive(Parser)]
 #[command(version = metrics::version())]
 struct Args {

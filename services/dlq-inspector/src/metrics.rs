@@ -109,7 +109,7 @@ impl Metrics {
         );
         registry.register(
             "dlq_index_lag",
-            "Records in a dead-letter topic that are not indexed yet",
+            "Dead letters that are not indexed yet",
             metrics.lag.clone(),
         );
         registry.register(
@@ -119,17 +119,17 @@ impl Metrics {
         );
         registry.register(
             "dlq_removal_timestamp_seconds",
-            "Unix time from which on Kafka may delete the oldest open dead letter",
+            "When Kafka may delete the oldest open dead letter",
             metrics.removal.clone(),
         );
         registry.register(
             "dlq_groups",
-            "Groups of dead letters with open ones, by the state of the group: open, resolved, muted, regressed",
+            "Groups with open dead letters, by state: open, resolved, muted, regressed",
             metrics.groups.clone(),
         );
         registry.register(
             "dlq_groups_first_seen",
-            "Groups that had no dead letters before and are open, since the index was complete for the first time",
+            "New open groups, since the index was complete for the first time",
             metrics.new_groups.clone(),
         );
         registry.register(
@@ -139,17 +139,17 @@ impl Metrics {
         );
         registry.register(
             "dlq_as_of_timestamp_seconds",
-            "Unix time up to which the index contains everything that is not missing; 0 until it has caught up",
+            "Up to when the index contains everything that is not missing; 0 until it has caught up",
             metrics.as_of.clone(),
         );
         registry.register(
             "dlq_index_rebuilds",
-            "Rebuilds of the index because of damage",
+            "Rebuilds of a damaged index",
             metrics.rebuilds.clone(),
         );
         registry.register(
             "dlq_index_write_errors",
-            "Failed attempts to open or write the index, which are repeated",
+            "Failed attempts to open or write the index; they are repeated",
             metrics.write_errors.clone(),
         );
         for kind in [Kind::Redrive, Kind::Discard, Kind::Restore] {
@@ -159,22 +159,22 @@ impl Metrics {
         }
         registry.register(
             "dlq_redrive_items",
-            "Dead letters that this process has redriven, discarded or restored, or tried to, by outcome: done, failed, skipped",
+            "Dead letters of redrives, discards and restores in this process, by outcome: done, failed, skipped",
             metrics.redriven.clone(),
         );
         registry.register(
             "dlq_redrives",
-            "Jobs (redrives, discards, restores) that have not ended, by state: planned, running, paused, braked (too many records came back)",
+            "Redrives, discards and restores in progress, by state: planned, running, paused, braked (too many records came back)",
             metrics.redrives.clone(),
         );
         registry.register(
             "dlq_ledger_entries_removed",
-            "Entries that this process has removed from the ledger because Kafka has deleted their dead letters",
+            "Entries removed from the ledger because Kafka has deleted their dead letters",
             metrics.removed_entries.clone(),
         );
         registry.register(
             "dlq_audit_failures",
-            "Disclosures that were refused because they could not be recorded in the audit topic",
+            "Disclosures refused because the audit topic cannot be written",
             metrics.audit_failures.clone(),
         );
         // Without a registry, they are 0.
@@ -183,7 +183,7 @@ impl Metrics {
         }
         registry.register(
             "dlq_schema_fetches",
-            "Fetches of schemas for decoding values, by outcome: ok, missing, unusable, refused (URL or credentials), unavailable",
+            "Fetches of schemas, by outcome: ok, missing, unusable, refused, unavailable",
             metrics.schema_fetches.clone(),
         );
         registry.register_with_unit(
@@ -194,17 +194,13 @@ impl Metrics {
         );
         registry.register(
             "dlq_watchers",
-            "Clients that are watching dead letters",
+            "Clients that watch dead letters",
             metrics.watchers.clone(),
         );
-        registry.register(
-            "dlq_scans",
-            "Scans of waiting records and traces that are running",
-            metrics.scans.clone(),
-        );
+        registry.register("dlq_scans", "Scans in progress", metrics.scans.clone());
         registry.register(
             "dlq_scanned_offsets",
-            "Offsets that scans of waiting records and traces have read",
+            "Offsets read by scans",
             metrics.scanned.clone(),
         );
         registry.register(
@@ -219,7 +215,7 @@ impl Metrics {
         );
         registry.register_with_unit(
             "dlq_call",
-            "Time from an API call to its response, or to the start of its stream",
+            "Duration of an API call, to its response or the start of its stream",
             Unit::Seconds,
             metrics.calls.clone(),
         );

@@ -19,25 +19,30 @@
 //! | `ledger_states` | what the ledger says about dead letters, and which entries are not needed any more |
 //! | `removal` | when the executor removes entries of the ledger, and what it writes |
 //! | [`step`] | what becomes of some dead letters of a job, and what is written |
-//! | `source` | reads the ledger and the records, on a thread of its own |
+//! | `ledger_reader`, `letter_reader` | read the ledger and the dead letters |
+//! | `returns` | counts what has come back |
+//! | `decider` | decides the steps, on a thread of its own |
 //! | `executor` | the processor of the lane |
 //! | `start` | starts the lane |
 
 pub mod change;
+pub(crate) mod decider;
 pub mod edit;
 pub(crate) mod executor;
 pub(crate) mod gone;
 pub mod job;
 pub mod jobs;
+pub(crate) mod ledger_reader;
 pub(crate) mod ledger_states;
+pub(crate) mod letter_reader;
 pub mod omitted;
 pub mod outcomes;
 pub mod pace;
 pub mod record;
 pub mod refusal;
 pub(crate) mod removal;
+pub(crate) mod returns;
 pub mod room;
-pub(crate) mod source;
 pub(crate) mod start;
 pub mod step;
 

@@ -10,8 +10,7 @@ use redeliver_service::main_with;
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
-/// Sends each record of a Kafka topic to an HTTP endpoint and writes a result, a retry or a dead letter,
-/// exactly once.
+/// Call an HTTP endpoint for each record of a topic, and write a result, a retry or a dead letter, exactly once
 #[derive(Parser)]
 #[command(version = metrics::version())]
 struct Args {

@@ -25,7 +25,10 @@ pub(crate) struct AclsArgs {
 
 #[derive(Subcommand)]
 enum Verb {
-    /// Print what grants a Kafka user the permissions that the programs need with this configuration
+    /// Print commands or objects that grant a Kafka user the necessary permissions
+    #[command(
+        after_help = "Examples:\n  redeliver acls render --format script --user redeliver-tier --programs retry-tier\n  redeliver acls render --format iam-policy --cluster-arn arn:aws:kafka:REGION:ACCOUNT:cluster/NAME/UUID"
+    )]
     Render(RenderArgs),
 }
 
@@ -33,15 +36,13 @@ enum Verb {
 struct RenderArgs {
     #[command(flatten)]
     common: CommonArgs,
-    /// strimzi: an object of Strimzi's user operator, as YAML; script: `kafka-acls.sh` commands; iam-policy: a policy of AWS IAM
-    /// for Amazon MSK, as JSON
+    /// script (kafka-acls.sh commands), strimzi (a KafkaUser, as YAML) or iam-policy (for Amazon MSK, as JSON)
     #[arg(long, value_enum, hide_possible_values = true)]
     format: Format,
     /// Name of the Kafka user, without `User:`
     #[arg(long, value_name = "NAME", default_value = "redeliver", value_parser = user_name)]
     user: String,
-    /// Only for these programs: scheduler, retry-tier, enricher, worker (with a handler of its own), dlq-inspector, redeliver
-    /// (this command line)
+    /// Only for these programs: scheduler, retry-tier, enricher, worker, dlq-inspector, redeliver (default: all)
     #[arg(
         long,
         value_enum,
@@ -50,8 +51,7 @@ struct RenderArgs {
         hide_possible_values = true
     )]
     programs: Vec<Program>,
-    /// Beginnings of the names of these programs' instances (`instance` of the configuration; in Kubernetes, the names of the
-    /// pods), to permit no other transactional ids than theirs [default: any]
+    /// Permit only transactional ids of instances with these prefixes, such as names of pods (default: all)
     #[arg(long, value_name = "PREFIX", value_delimiter = ',', value_parser = instance_prefix)]
     instances: Vec<String>,
     /// Name of Strimzi's Kafka object; for --format strimzi
@@ -70,7 +70,7 @@ struct RenderArgs {
         value_parser = ClusterArn::parse
     )]
     cluster_arn: Option<ClusterArn>,
-    /// How the user logs in, for --format strimzi: scram-sha-512, tls or none
+    /// Login of the user, for --format strimzi: scram-sha-512, tls or none
     #[arg(
         long,
         value_enum,

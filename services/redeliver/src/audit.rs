@@ -17,13 +17,13 @@ use redeliver_service::login::kafka_of_command;
 pub(crate) struct AuditArgs {
     #[command(flatten)]
     common: CommonArgs,
-    /// Audit only this pipeline; may be repeated (default: all)
+    /// Audit only this pipeline; can be repeated (default: all)
     #[arg(long, value_name = "NAME")]
     pipeline: Vec<String>,
     /// Output format: text or json
     #[arg(short, long, value_name = "FORMAT", default_value = "text", value_parser = ["text", "json"])]
     output: String,
-    /// Maximum time to read the topics
+    /// Timeout of reading the topics
     #[arg(long, value_name = "DURATION", default_value = "10m")]
     timeout: HumanDuration,
 }

@@ -17,15 +17,15 @@ use redeliver_runtime::cli::{CommonArgs, report};
 use redeliver_service::control::ControlName;
 use serde_json::json;
 
-use crate::connection::{CliError, ConnectionArgs, conclude, inspector, scheduler};
+use crate::connection::{CONNECTION, CliError, ConnectionArgs, conclude, inspector, scheduler};
 use crate::output::{Column, Format, Json, OutputArgs, Text as _, fields, print_item, print_items};
 
 #[derive(Args)]
 pub(crate) struct PauseArgs {
-    /// What to pause: app/APPLICATION, pipeline/PIPELINE, tier/PIPELINE/TIER or tier/TIER
+    /// app/APPLICATION, pipeline/PIPELINE, tier/PIPELINE/TIER, or tier/TIER for all pipelines
     #[arg(value_name = "NAME")]
     name: ControlName,
-    /// Why, for others; at most 1000 bytes
+    /// Reason for the audit log, at most 1000 bytes
     #[arg(long, value_name = "TEXT")]
     why: String,
     #[command(flatten)]
@@ -34,13 +34,13 @@ pub(crate) struct PauseArgs {
 
 #[derive(Args)]
 pub(crate) struct ResumeArgs {
-    /// What to resume, such as app/sms, pipeline/docs, tier/docs/30s or tier/30s
+    /// app/APPLICATION, pipeline/PIPELINE, tier/PIPELINE/TIER, or tier/TIER for all pipelines
     #[arg(value_name = "NAME")]
     name: ControlName,
-    /// Return to the configuration, also with the rate
+    /// Return to the pause and the rate of the configuration
     #[arg(long)]
     as_configured: bool,
-    /// Why, for others; at most 1000 bytes
+    /// Reason for the audit log, at most 1000 bytes
     #[arg(long, value_name = "TEXT", default_value = "", hide_default_value = true)]
     why: String,
     #[command(flatten)]
@@ -49,13 +49,13 @@ pub(crate) struct ResumeArgs {
 
 #[derive(Args)]
 pub(crate) struct RateArgs {
-    /// What to limit, such as app/sms, pipeline/docs, tier/docs/30s or tier/30s
+    /// app/APPLICATION, pipeline/PIPELINE, tier/PIPELINE/TIER, or tier/TIER for all pipelines
     #[arg(value_name = "NAME")]
     name: ControlName,
-    /// How many per second at most, by all processes together; `unlimited`, or `configured`
+    /// Maximum per second in all processes together; `unlimited`, or `configured`
     #[arg(value_name = "RATE", value_parser = rate)]
     rate: Rate,
-    /// Why, for others; at most 1000 bytes
+    /// Reason for the audit log, at most 1000 bytes
     #[arg(long, value_name = "TEXT")]
     why: String,
     #[command(flatten)]
@@ -64,10 +64,10 @@ pub(crate) struct RateArgs {
 
 #[derive(Args)]
 pub(crate) struct ReleaseArgs {
-    /// A tier of a pipeline, such as tier/docs/30s, or of all pipelines, such as tier/30s; tier/docs/scheduler for what waits in the scheduler
+    /// tier/PIPELINE/TIER, tier/TIER for all pipelines, or tier/PIPELINE/scheduler for waits in the scheduler
     #[arg(value_name = "NAME")]
     name: ControlName,
-    /// Why, for others; at most 1000 bytes
+    /// Reason for the audit log, at most 1000 bytes
     #[arg(long, value_name = "TEXT")]
     why: String,
     #[command(flatten)]
@@ -76,7 +76,7 @@ pub(crate) struct ReleaseArgs {
 
 #[derive(Args)]
 pub(crate) struct ControlsArgs {
-    /// Show only this one, such as tier/docs/30s
+    /// Show only this one, such as tier/orders/30s
     #[arg(value_name = "NAME")]
     name: Option<ControlName>,
     #[command(flatten)]
@@ -87,7 +87,7 @@ pub(crate) struct ControlsArgs {
 
 #[derive(Args)]
 struct ChangeArgs {
-    /// Fail unless it has this revision; 0: not changed yet
+    /// Fail unless this is the current revision; 0: never changed
     #[arg(long, value_name = "N")]
     expected_revision: Option<u64>,
     #[command(flatten)]
@@ -101,9 +101,8 @@ struct ChangeArgs {
 struct ServerArgs {
     #[command(flatten)]
     common: CommonArgs,
-    /// URL of a scheduler or an inspector; overrides REDELIVER_SCHEDULER and REDELIVER_DLQ (default: scheduler.listen, or dlq_inspector.listen without
-    /// applications)
-    #[arg(long, value_name = "URL")]
+    /// URL of a scheduler or an inspector; overrides REDELIVER_SCHEDULER and REDELIVER_DLQ (default: from the configuration)
+    #[arg(long, value_name = "URL", help_heading = CONNECTION)]
     server: Option<String>,
     #[arg(long, hide = true, env = "REDELIVER_SCHEDULER", hide_env = true)]
     scheduler: Option<String>,

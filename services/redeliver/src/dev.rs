@@ -101,7 +101,6 @@ async fn run(args: DevArgs) -> anyhow::Result<()> {
         inspector: inspector.local_addr()?,
         console: console.local_addr()?,
     };
-    drop(inspector);
     let topics = all_topics(&Config::from_yaml(&addresses.config(&args.log))?).topics;
     let topics = topics
         .into_iter()
@@ -132,7 +131,7 @@ async fn run(args: DevArgs) -> anyhow::Result<()> {
     let jobs = MemoryIndex::default().with_max_ended(host.config.scheduler.max_ended as usize);
     redeliver_scheduler::mount(&mut host, jobs.clone()).await?;
     redeliver_scheduler::api::mount(&mut host, jobs, jobs_api).await?;
-    redeliver_dlq_inspector::mount(&mut host)?;
+    redeliver_dlq_inspector::mount(&mut host, inspector)?;
     let backend = Backend::new(
         Endpoint::new(addresses.inspector.to_string()),
         Endpoint::new(addresses.scheduler.to_string()),

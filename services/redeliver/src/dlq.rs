@@ -25,7 +25,7 @@ use redeliver_client::{AuditClient, DeadLetterClient, Endpoint, RedriveClient, T
 use redeliver_runtime::cli::{CommonArgs, report};
 use serde_json::json;
 
-use crate::connection::{CliError, ConnectionArgs, Service, conclude, inspector};
+use crate::connection::{CONNECTION, CliError, ConnectionArgs, Service, conclude, inspector};
 use crate::output::{Column, Format, Json, OutputArgs, Text as _, object, print_answer, print_item, rounded};
 use crate::pages::{Pages, read_pages};
 use completeness::CompleteArgs;
@@ -41,32 +41,62 @@ pub(crate) struct DlqArgs {
 #[derive(Subcommand)]
 enum Verb {
     /// List dead letters, newest first
+    #[command(
+        after_help = "Examples:\n  redeliver dlq ls --filter 'state = OPEN AND pipeline = \"orders\"'\n  redeliver dlq ls --filter 'dead_at > 2026-01-01T00:00:00Z' --limit 1000 -o jsonl"
+    )]
     Ls(ListArgs),
     /// Show a dead letter: failure, origin, headers and payload
+    #[command(
+        after_help = "Examples:\n  redeliver dlq show orders-dlq/7/0\n  redeliver dlq show orders-dlq/7/0 --payload json"
+    )]
     Show(ShowArgs),
     /// Print dead letters as they arrive, one line each
     Watch(WatchArgs),
-    /// Write dead letters to a file or to stdout, byte for byte; exits with status 3 if parts are missing
+    /// Export dead letters to a file, byte for byte
+    #[command(
+        after_help = "Examples:\n  redeliver dlq export --filter 'state = OPEN AND pipeline = \"orders\"' --file orders.jsonl\n\nExit status: 3 if parts are missing"
+    )]
     Export(export::ExportArgs),
     /// Count dead letters by topic and class
     Stats(StatsArgs),
-    /// List groups of dead letters that fail for the same reason
+    /// List groups of dead letters with the same reason
+    #[command(
+        after_help = "Examples:\n  redeliver dlq groups --filter 'state = OPEN'\n  redeliver dlq groups --sort first-seen"
+    )]
     Groups(groups::GroupsArgs),
     /// Show or change a group: resolve, mute, reopen, note
     Group(groups::GroupArgs),
-    /// Write the records of dead letters to their pipelines again; exits with status 3 if not all were done
+    /// Redrive dead letters: write their records to their pipelines again
+    #[command(
+        after_help = "Examples:\n  redeliver dlq redrive --group f43138895ada823c --plan\n  redeliver dlq redrive --group f43138895ada823c --rate 50 --why INC-17\n  redeliver dlq redrive --filter 'pipeline = \"orders\" AND state = OPEN' --why INC-17\n\nExit status: 3 if some dead letters were not done or came back, or the job was not confirmed, paused or cancelled"
+    )]
     Redrive(redrives::RedriveArgs),
-    /// Redrive one dead letter with another value, other headers or another key; exits with status 3 if it was not done
+    /// Redrive one dead letter with another value, key or headers
+    #[command(
+        after_help = "Examples:\n  redeliver dlq edit orders-dlq/7/0\n  redeliver dlq edit orders-dlq/7/0 --value-file fixed.json --why 'typo in the amount'\n\nExit status: 3 if the dead letter was not redriven"
+    )]
     Edit(edit::EditArgs),
-    /// Redrive the dead letters of an exported file that are still the same; exits with status 3 if not all were done
+    /// Redrive the unchanged dead letters of an exported file
+    #[command(
+        after_help = "Examples:\n  redeliver dlq import orders.jsonl --why INC-17\n\nExit status: 3 if some dead letters were not done or came back, or the job was not confirmed, paused or cancelled"
+    )]
     Import(import::ImportArgs),
-    /// List or change redrives, discards and restores
+    /// List and change redrives, discards and restores
     Redrives(redrives::RedrivesArgs),
-    /// Discard dead letters, so that no redrive takes them; exits with status 3 if not all were done
+    /// Discard dead letters, so that they are not redriven
+    #[command(
+        after_help = "Examples:\n  redeliver dlq discard --group f43138895ada823c --why 'test data'\n\nExit status: 3 if some dead letters were not done or came back, or the job was not confirmed, paused or cancelled"
+    )]
     Discard(redrives::DiscardArgs),
-    /// Open discarded dead letters again; exits with status 3 if not all were done
+    /// Open discarded dead letters again
+    #[command(
+        after_help = "Examples:\n  redeliver dlq restore --id orders-dlq/7/0\n\nExit status: 3 if some dead letters were not done or came back, or the job was not confirmed, paused or cancelled"
+    )]
     Restore(redrives::DiscardArgs),
-    /// Show who has changed or seen what, oldest first
+    /// List audit log entries: changes and disclosures, oldest first
+    #[command(
+        after_help = "Examples:\n  redeliver dlq audit --action 'control.*' --from 2026-01-31T08:00:00Z"
+    )]
     Audit(audit::AuditArgs),
 }
 
@@ -75,7 +105,7 @@ pub(crate) struct InspectorArgs {
     #[command(flatten)]
     common: CommonArgs,
     /// URL of the inspector, such as http://inspector:50051; overrides REDELIVER_DLQ (default: dlq_inspector.listen)
-    #[arg(long, value_name = "URL", env = "REDELIVER_DLQ", hide_env = true)]
+    #[arg(long, value_name = "URL", env = "REDELIVER_DLQ", hide_env = true, help_heading = CONNECTION)]
     server: Option<String>,
     #[command(flatten)]
     connection: ConnectionArgs,
@@ -83,14 +113,14 @@ pub(crate) struct InspectorArgs {
 
 #[derive(Args)]
 struct FilterArgs {
-    /// Filter, such as 'error_class = "permanent" AND headers.tenant = "x" AND retry_count > 3' (default: all). json./POINTER matches plain JSON values only, not decoded ones
+    /// Filter, such as 'error_class = "permanent" AND headers.tenant = "x" AND retry_count > 3' (default: all)
     #[arg(long, value_name = "FILTER", default_value = "", hide_default_value = true)]
     filter: String,
 }
 
 #[derive(Args)]
 struct ReasonArgs {
-    /// Why you read payloads, for the audit log
+    /// Reason for the audit log, for reading payloads
     #[arg(long, value_name = "REASON")]
     why: Option<String>,
 }
@@ -118,8 +148,8 @@ struct ShowArgs {
     /// Position in the dead-letter topic: topic/partition/offset
     #[arg(value_name = "ID")]
     id: String,
-    /// Write only the payload to stdout: raw (byte for byte), json (indented), text (control characters are escaped) or hex; exits with
-    /// status 3 if parts of it are masked
+    /// Print only the payload: raw (byte for byte), json (indented), text (control characters are escaped) or hex; exit with status 3 if
+    /// parts are masked
     #[arg(
         long,
         value_name = "FORMAT",

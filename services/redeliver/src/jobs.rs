@@ -16,7 +16,7 @@ use redeliver_runtime::cli::{CommonArgs, EXIT_FAILURE, report};
 use redeliver_service::host::check_kafka;
 use serde_json::json;
 
-use crate::connection::{CliError, ConnectionArgs, Service, conclude, scheduler};
+use crate::connection::{CONNECTION, CliError, ConnectionArgs, Service, conclude, scheduler};
 use crate::output::{Format, Json, OutputArgs, Text as _, fields, object, print_item, table};
 use show::{as_json, as_text};
 
@@ -29,16 +29,28 @@ pub(crate) struct JobsArgs {
 #[derive(Subcommand)]
 enum Verb {
     /// Schedule a job, or the jobs of a file
+    #[command(
+        after_help = "Examples:\n  redeliver jobs schedule --app sms --in 90s --data '{\"number\": 31}'\n  redeliver jobs schedule --app sms --at 2026-11-22T08:00:00Z --idempotency-key order-7\n  redeliver jobs schedule --file jobs.jsonl\n\nExit status: 1 if a job was not scheduled"
+    )]
     Schedule(Box<schedule::ScheduleArgs>),
     /// Show one job
     Get(GetArgs),
-    /// Cancel a job; exits with status 1 if it was already dispatched or is unknown
+    /// Cancel a job
+    #[command(
+        after_help = "Examples:\n  redeliver jobs cancel 01M7Z0Q7XE000G000000000000\n  redeliver jobs cancel --app sms --idempotency-key order-7 --why 'paid'\n\nExit status: 1 if the job was dispatched or is unknown"
+    )]
     Cancel(ChangeArgs),
-    /// Change the due time of a job; exits with status 1 if the job has ended or is unknown
+    /// Change the due time of a job
+    #[command(
+        after_help = "Examples:\n  redeliver jobs reschedule 01M7Z0Q7XE000G000000000000 --in 1h\n\nExit status: 1 if the job has ended or is unknown"
+    )]
     Reschedule(RescheduleArgs),
-    /// List waiting jobs, those that are due next first
+    /// List waiting jobs by due time
+    #[command(
+        after_help = "Examples:\n  redeliver jobs ls --app sms\n  redeliver jobs ls --app sms --state expired -o jsonl"
+    )]
     Ls(list::ListArgs),
-    /// Count waiting jobs by the minute in which they are due
+    /// Count waiting jobs per minute of their due time
     Stats(StatsArgs),
 }
 
@@ -47,7 +59,7 @@ pub(crate) struct SchedulerArgs {
     #[command(flatten)]
     pub(crate) common: CommonArgs,
     /// URL of the scheduler, such as http://scheduler:50052; overrides REDELIVER_SCHEDULER (default: scheduler.listen)
-    #[arg(long, value_name = "URL", env = "REDELIVER_SCHEDULER", hide_env = true)]
+    #[arg(long, value_name = "URL", env = "REDELIVER_SCHEDULER", hide_env = true, help_heading = CONNECTION)]
     server: Option<String>,
     #[command(flatten)]
     connection: ConnectionArgs,
@@ -56,7 +68,7 @@ pub(crate) struct SchedulerArgs {
 /// The reason of a change.
 #[derive(Args, Default)]
 pub(crate) struct WhyArgs {
-    /// Why, for the audit log; at most 1000 bytes
+    /// Reason for the audit log, at most 1000 bytes
     #[arg(long, value_name = "TEXT", default_value = "", hide_default_value = true)]
     why: String,
 }
@@ -102,7 +114,7 @@ struct ChangedJobArgs {
     /// Application of the idempotency key
     #[arg(long, value_name = "NAME", requires = "idempotency_key")]
     app: Option<String>,
-    /// Instead of an id: the newest job of the application with this idempotency key, as long as the key is in use
+    /// Instead of an id: the newest job with this idempotency key, while the key is in use
     #[arg(long, value_name = "KEY", requires = "app")]
     idempotency_key: Option<String>,
 }

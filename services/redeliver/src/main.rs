@@ -6,6 +6,8 @@ mod connection;
 mod controls;
 mod dev;
 mod dlq;
+#[cfg(test)]
+mod documented;
 mod jobs;
 mod output;
 mod pages;
@@ -29,8 +31,7 @@ use redeliver_runtime::{metrics, panics};
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
-/// Delivers each Kafka record at the right moment: jobs when they are due, failed records after a growing delay, each
-/// exactly once
+/// Schedule jobs, retry failed records and manage dead letters on Kafka
 #[derive(Parser)]
 #[command(name = "redeliver", version = metrics::version())]
 struct Args {
@@ -42,35 +43,53 @@ struct Args {
 enum Command {
     /// Run all services in one process on an embedded broker, with demonstration data (default)
     Dev(dev::DevArgs),
-    /// Show what waits, is due, late and dead, on one screen
+    /// Show waiting, overdue and dead records on one screen
     Status(status::StatusArgs),
-    /// Create, check or print the topics that the configuration needs
+    /// Create, check or print the topics of the configuration
     Topics(topics::TopicsArgs),
-    /// Print the permissions that the configuration needs in Kafka
+    /// Print the Kafka permissions that the configuration needs
     Acls(acls::AclsArgs),
-    /// Verify that every record is once in the output, in the dead letters or waiting
+    /// Verify that each record is exactly once in the output, dead or waiting
+    #[command(
+        after_help = "Examples:\n  redeliver audit --pipeline orders\n  redeliver audit -o json\n\nExit status: 1 if a record is lost, doubled, early, altered or unknown"
+    )]
     Audit(audit::AuditArgs),
-    /// Schedule, show and cancel jobs
+    /// Schedule, list, reschedule and cancel jobs
     Jobs(jobs::JobsArgs),
     /// Create, preview, list and change recurring schedules
     Schedules(schedules::SchedulesArgs),
-    /// Pause an application, a pipeline or a tier at run time: nothing is lost, and nothing goes on
+    /// Pause an application, a pipeline or a tier
+    #[command(
+        after_help = "Examples:\n  redeliver pause app/sms --why 'the provider is down'\n  redeliver pause pipeline/orders --why maintenance\n  redeliver pause tier/orders/30s --why 'the endpoint is overloaded'"
+    )]
     Pause(controls::PauseArgs),
-    /// Resume what is paused, also an application that the configuration pauses
+    /// Resume an application, a pipeline or a tier
+    #[command(
+        after_help = "Examples:\n  redeliver resume app/sms\n  redeliver resume pipeline/orders --as-configured"
+    )]
     Resume(controls::ResumeArgs),
-    /// Limit how many jobs of an application are dispatched, attempts of a pipeline started, or records of a tier released, per second
+    /// Limit the jobs, attempts or releases per second of an application, a pipeline or a tier
+    #[command(
+        after_help = "Examples:\n  redeliver rate app/sms 5 --why 'the provider is slow'\n  redeliver rate pipeline/orders configured --why 'INC-17 is over'"
+    )]
     Rate(controls::RateArgs),
-    /// Release what waits now in a tier or in the scheduler, before it is due
+    /// Release the waiting records of a tier before they are due
+    #[command(
+        after_help = "Examples:\n  redeliver release tier/orders/1h --why 'the endpoint is repaired'\n  redeliver release tier/1h --why 'the network works again'\n  redeliver release tier/orders/scheduler --why 'INC-17 is over'"
+    )]
     Release(controls::ReleaseArgs),
-    /// List what is paused, limited or changed, by whom and why
+    /// List pauses, rates and releases
     Controls(controls::ControlsArgs),
     /// List, show, watch, export, redrive and discard dead letters
     Dlq(dlq::DlqArgs),
-    /// List and count the failed records that wait for their next attempt
+    /// List and count records that wait for their next attempt
     Waiting(waiting::WaitingArgs),
-    /// Show the life of one record: attempts, waits, death and redrive
+    /// Show the history of a record: attempts, waits, result, dead letters and redrives
+    #[command(
+        after_help = "Examples:\n  redeliver trace orders/3/8812\n  redeliver trace orders-dlq/7/0 -o json"
+    )]
     Trace(trace::TraceArgs),
-    /// Create tokens for the APIs of the scheduler and the inspector
+    /// Create tokens for the APIs
     Tokens(tokens::TokensArgs),
 }
 

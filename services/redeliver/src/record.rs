@@ -21,7 +21,7 @@ pub(crate) struct RecordArgs {
     /// Key of the record (default: null)
     #[arg(long, value_name = "KEY")]
     pub(crate) key: Option<String>,
-    /// Header of the record; may be repeated
+    /// Header of the record; can be repeated
     #[arg(long = "header", value_name = "NAME=VALUE", value_parser = header)]
     pub(crate) headers: Vec<(String, String)>,
     /// Priority among due jobs: high, normal or low (default: normal)

@@ -31,13 +31,22 @@ pub(crate) struct SchedulesArgs {
 
 #[derive(Subcommand)]
 enum Verb {
-    /// Create a schedule; exits with status 1 if another one has the id
+    /// Create a schedule
+    #[command(
+        after_help = "Examples:\n  redeliver schedules create nightly --app sms --cron '30 2 * * *' --zone Europe/Berlin\n  redeliver schedules create ping --app sms --every 5m --data ping\n\nExit status: 1 if another schedule has the id"
+    )]
     Create(Box<CreateArgs>),
-    /// Change parts of a schedule; what no flag names stays as it is
+    /// Change parts of a schedule
+    #[command(
+        after_help = "Examples:\n  redeliver schedules set nightly --zone Europe/London\n  redeliver schedules set nightly --header tenant=a --remove-header debug"
+    )]
     Set(Box<SetArgs>),
-    /// Replace the whole definition of a schedule by that of a file
+    /// Replace the definition of a schedule
+    #[command(
+        after_help = "Examples:\n  redeliver schedules get nightly -o json > nightly.json\n  redeliver schedules update --file nightly.json"
+    )]
     Update(Box<UpdateArgs>),
-    /// List schedules, those whose next occurrence is due first; paused and finished ones last
+    /// List schedules by their next occurrence
     Ls(ListArgs),
     /// Show one schedule
     Get(IdArgs),
@@ -45,11 +54,14 @@ enum Verb {
     Pause(ChangeArgs),
     /// Resume a paused schedule
     Resume(ResumeArgs),
-    /// Create one additional job now
+    /// Create an additional job now
     Trigger(ChangeArgs),
-    /// Show the next occurrences of a definition, without a scheduler, or of a schedule
+    /// Show the next occurrences of a definition or a schedule
+    #[command(
+        after_help = "Examples:\n  redeliver schedules preview --cron '30 2 * * *' --zone Europe/Berlin --count 3\n  redeliver schedules preview --id nightly"
+    )]
     Preview(Box<preview::PreviewArgs>),
-    /// Delete a schedule; the jobs that it has created stay
+    /// Delete a schedule, but not the jobs that it has created
     Delete(ChangeArgs),
 }
 
@@ -102,10 +114,10 @@ struct UpdateArgs {
     /// Schedule id (default: `id` of --file)
     #[arg(value_name = "ID")]
     id: Option<String>,
-    /// File with the definition in JSON, as for REST and as `get -o json` prints it; - for standard input
+    /// File with the definition, in the JSON of REST and of `get -o json`; - for standard input
     #[arg(long, value_name = "FILE")]
     file: String,
-    /// Fail unless the schedule has this revision (default: `revision` of --file)
+    /// Fail unless this is the current revision (default: `revision` of --file)
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     expected_revision: Option<u32>,
     #[command(flatten)]
@@ -132,7 +144,7 @@ struct ListArgs {
 
 #[derive(Args)]
 struct ResumeArgs {
-    /// Apply the misfire policy to what fell due during the pause, instead of skipping it
+    /// Apply the misfire policy to the occurrences of the pause, instead of skipping them
     #[arg(long)]
     catch_up: bool,
     #[command(flatten)]

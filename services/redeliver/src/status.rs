@@ -20,7 +20,7 @@ use redeliver_service::login::kafka_of_command;
 use redeliver_service::queues::{self, Waiting};
 use serde_json::json;
 
-use crate::connection::{CliError, ConnectionArgs, conclude, inspector, scheduler};
+use crate::connection::{CONNECTION, CliError, ConnectionArgs, conclude, inspector, scheduler};
 use crate::dlq::{open, problem, removed_in, stats_json};
 use crate::output::{
     Column, Json, OutputArgs, Text as _, due, fields, in_one_line, object, print_item, rounded, table,
@@ -34,10 +34,10 @@ pub(crate) struct StatusArgs {
     #[command(flatten)]
     common: CommonArgs,
     /// URL of the inspector; overrides REDELIVER_DLQ (default: dlq_inspector.listen)
-    #[arg(long, value_name = "URL", env = "REDELIVER_DLQ", hide_env = true)]
+    #[arg(long, value_name = "URL", env = "REDELIVER_DLQ", hide_env = true, help_heading = CONNECTION)]
     inspector: Option<String>,
     /// URL of the scheduler; overrides REDELIVER_SCHEDULER (default: scheduler.listen)
-    #[arg(long, value_name = "URL", env = "REDELIVER_SCHEDULER", hide_env = true)]
+    #[arg(long, value_name = "URL", env = "REDELIVER_SCHEDULER", hide_env = true, help_heading = CONNECTION)]
     scheduler: Option<String>,
     #[command(flatten)]
     connection: ConnectionArgs,

@@ -17,16 +17,17 @@ pub(crate) struct TokensArgs {
 
 #[derive(Subcommand)]
 enum Command {
-    /// Create a token, and print it with its entry for the file of auth.tokens_file
+    /// Create a token, and print it with its entry for auth.tokens_file
+    #[command(after_help = "Examples:\n  redeliver tokens new --name billing --scope 'jobs:write:billing-*'")]
     New(NewArgs),
 }
 
 #[derive(Args)]
 struct NewArgs {
-    /// The name of its holder, for messages and logs
+    /// Name of the caller in logs and the audit log
     #[arg(long, value_name = "NAME", value_parser = name)]
     name: String,
-    /// What its holder may do, such as jobs:read, jobs:write:billing-*, control:write or dead-letters:read; can be repeated
+    /// Scope, such as jobs:read, jobs:write:billing-*, control:write or dead-letters:read; can be repeated
     #[arg(long = "scope", value_name = "SCOPE", required = true)]
     scopes: Vec<Scope>,
 }

@@ -34,13 +34,17 @@ pub(crate) struct TopicsArgs {
 
 #[derive(Subcommand)]
 enum Verb {
-    /// Create missing topics and report misconfigured ones; existing topics are never changed
+    /// Create missing topics, and report misconfigured ones; never change existing topics
     Apply(CommonArgs),
-    /// Report missing and misconfigured topics; exits with status 1 on errors, 0 on warnings
+    /// Report missing and misconfigured topics
+    #[command(after_help = "Exit status: 1 if there are errors, 0 if there are only warnings")]
     Check(CommonArgs),
-    /// Print what creates the topics, for clusters on which Redeliver may not
+    /// Print commands or objects that create the topics
+    #[command(
+        after_help = "Examples:\n  redeliver topics render --format script\n  redeliver topics render --format strimzi --cluster my-cluster"
+    )]
     Render(RenderArgs),
-    /// Copy committed offsets to groups with another kafka.id_prefix; all processes must be stopped
+    /// Copy committed offsets to groups with another kafka.id_prefix, while all processes are stopped
     MigrateOffsets(MigrateArgs),
 }
 

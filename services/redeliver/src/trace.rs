@@ -22,13 +22,13 @@ use crate::waiting::with_progress;
 
 #[derive(Args)]
 pub(crate) struct TraceArgs {
-    /// Position of any copy of the record, topic/partition/offset: in the source, a tier, the due topic, an output or the dead letters
+    /// Position of any copy of the record: topic/partition/offset in any topic of the pipeline
     #[arg(value_name = "POSITION")]
     position: LetterId,
-    /// Only in this pipeline (default: in all that have the topic)
+    /// Only in this pipeline (default: all pipelines with the topic)
     #[arg(long, value_name = "NAME", default_value = "", hide_default_value = true)]
     pipeline: String,
-    /// Search topics from their beginning, and not from 10 minutes before the timestamp of the record on
+    /// Search topics from their beginning, instead of 10 minutes before the timestamp of the record
     #[arg(long)]
     from_beginning: bool,
     #[command(flatten)]

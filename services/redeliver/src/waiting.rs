@@ -27,18 +27,19 @@ pub(crate) struct WaitingArgs {
 
 #[derive(Subcommand)]
 enum Verb {
-    /// List waiting records, those that are due first
+    /// List waiting records by due time
+    #[command(after_help = "Examples:\n  redeliver waiting ls --pipeline orders --more-attempts-than 3")]
     Ls(ListArgs),
-    /// Count waiting records by pipeline and place, with their attempts, due times and error codes
+    /// Count waiting records by pipeline and place
     Stats(StatsArgs),
 }
 
 #[derive(Args)]
 struct FilterArgs {
-    /// Only records of this pipeline (default: of all that the caller may see)
+    /// Only records of this pipeline (default: all that the caller may see)
     #[arg(long, value_name = "NAME", default_value = "", hide_default_value = true)]
     pipeline: String,
-    /// Only records that wait here: due, scheduler or a tier such as 30s
+    /// Only records in this place: due, scheduler, or a tier such as 30s
     #[arg(long, value_name = "PLACE", default_value = "", hide_default_value = true)]
     place: String,
     /// Only records whose last failure has this code, such as http.503
@@ -47,13 +48,13 @@ struct FilterArgs {
     /// Only records whose last failure has this class: transient or throttled
     #[arg(long, value_name = "CLASS", default_value = "", hide_default_value = true)]
     error_class: String,
-    /// Only records that entered the pipeline longer ago than this, such as 2h
+    /// Only records that entered the pipeline before this time ago, such as 2h
     #[arg(long, value_name = "DURATION")]
     older_than: Option<HumanDuration>,
     /// Only records with more failed attempts than this
     #[arg(long, value_name = "N")]
     more_attempts_than: Option<u32>,
-    /// Only records that entered the pipeline here: topic, topic/partition or topic/partition/offset
+    /// Only records with this origin: topic, topic/partition or topic/partition/offset
     #[arg(long, value_name = "ORIGIN", value_parser = origin)]
     origin: Option<Origin>,
 }

@@ -10,13 +10,13 @@ use redeliver_service::main_with;
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
-/// Releases waiting Kafka records to their return topic when they are due, exactly once and never early.
+/// Release waiting records when they are due, exactly once and never early
 #[derive(Parser)]
 #[command(version = metrics::version())]
 struct Args {
     #[command(flatten)]
     service: ServiceArgs,
-    /// Serve only this tier, such as 30s; may be repeated. Default: retry_tier.tiers, else all
+    /// Serve only this tier, such as 30s; can be repeated (default: retry_tier.tiers, or else all)
     #[arg(long, value_name = "DELAY")]
     tier: Vec<String>,
 }

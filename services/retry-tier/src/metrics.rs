@@ -43,12 +43,12 @@ impl TierFamilies {
         );
         registry.register(
             "tier_released_early",
-            "Records released before they were due, because an operator wanted it",
+            "Records released early by an operator",
             families.released_early.clone(),
         );
         registry.register(
             "tier_paused",
-            "1 while an operator has paused the tier, else 0",
+            "1 while the tier is paused, else 0",
             families.paused.clone(),
         );
         registry.register(
@@ -58,12 +58,12 @@ impl TierFamilies {
         );
         registry.register(
             "tier_moved",
-            "Records moved to the end of the tier that fits the remaining wait",
+            "Records moved to the tier that fits their remaining wait",
             families.moved.clone(),
         );
         registry.register(
             "tier_held",
-            "Waiting records in memory, the look-ahead",
+            "Waiting records in memory (the look-ahead)",
             families.held.clone(),
         );
         registry.register(

@@ -157,13 +157,13 @@ pub async fn mount<I: Index>(host: &mut Host, index: I, listener: Listener) -> a
     let metrics = LimitMetrics::register(
         &mut host.registry(),
         "scheduler_api_limited",
-        "Connections and requests of the job API that a limit has refused: body_timeout, connections, host, rate, request_bytes, write_timeout",
+        "Connections and requests refused by limits of the API",
         &["host", "rate", "request_bytes"],
     );
     let unrecorded = Counter::default();
     host.registry().register(
         "scheduler_audit_failures",
-        "Changes that were refused, because they could not be recorded in the audit topic",
+        "Changes refused because the audit topic cannot be written",
         unrecorded.clone(),
     );
     let (entries, pending_entries) = mpsc::channel(ENTRIES);

@@ -10,7 +10,7 @@ use redeliver_service::main_with;
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
-/// Dispatches jobs to their application's Kafka topic when they are due, exactly once and never early.
+/// Accept jobs, and dispatch them to topics when they are due, exactly once and never early
 #[derive(Parser)]
 #[command(version = metrics::version())]
 struct Args {

@@ -103,62 +103,62 @@ impl SchedulerFamilies {
         );
         registry.register(
             "scheduler_too_old_timestamps",
-            "Commands whose timestamp is older than kafka.topics.retention; a delay in them counts from now",
+            "Commands with a timestamp older than kafka.topics.retention; their delays count from now",
             families.too_old_timestamps.clone(),
         );
         registry.register(
             "scheduler_commands",
-            "Commands by outcome: accepted, duplicate, conflict, rejected, no_room (the index is full), over_quota (too many jobs of the application wait; these four become dead letters), cancelled, rescheduled, replaced (the request took the place of a waiting job), schedule_changed (created, changed or deleted), refused (the job had ended or is unknown, or nothing is to be changed), forwarded to another shard",
+            "Commands by outcome: accepted, duplicate, replaced, cancelled, rescheduled, schedule_changed, refused (the job has ended or is unknown, or nothing changes), forwarded to another shard; as dead letters: conflict, rejected, no_room (the index is full), over_quota (max_waiting)",
             families.commands.clone(),
         );
         registry.register(
             "scheduler_occurrences",
-            "Occurrences of recurring schedules: created (a job), skipped (missed, or due during a pause), postponed (the job cannot be created; tried again within a minute)",
+            "Occurrences of recurring schedules: created (a job), skipped (missed, or during a pause), postponed (tried again within a minute)",
             families.occurrences.clone(),
         );
         registry.register(
             "scheduler_jobs_ended",
-            "Jobs that were dispatched, that expired before their dispatch, or that became dead letters because their topic does not exist or refused them",
+            "Jobs by outcome: dispatched, expired, or dead (their topic is missing or has refused them)",
             families.ended.clone(),
         );
         registry.register(
             "scheduler_dead_letters",
-            "Dead letters that the scheduler wrote, to its dead-letter topic and to those of pipelines, by error code",
+            "Dead letters by error code, of jobs and of pipelines",
             families.dead_letters.clone(),
         );
         registry.register(
             "scheduler_idempotency_keys",
-            "Approximate number of idempotency keys in use, of the shards of this process",
+            "Idempotency keys in use (approximate)",
             families.known_keys.clone(),
         );
         registry.register(
             "scheduler_released_early",
-            "Records of pipelines that became due before their time, because an operator wanted it",
+            "Long waits of pipelines released early by an operator",
             families.released_early.clone(),
         );
         registry.register(
             "scheduler_jobs_forgotten",
-            "Ended jobs that were deleted after their retention, approximately: a job that is no longer in Redis can count twice",
+            "Ended jobs deleted after scheduler.keep_ended (approximate)",
             families.forgotten.clone(),
         );
         registry.register(
             "scheduler_lateness_seconds",
-            "Time from a job's due time or, if its rate held its application back, from when the rate allowed it, to the commit that dispatched it",
+            "Time from a job's due time, or from when the rate allowed it, to the commit that dispatched it",
             families.lateness.clone(),
         );
         registry.register(
             "scheduler_window_jobs",
-            "Jobs held in memory because they are due soon",
+            "Jobs in memory because they are due soon",
             families.window_jobs.clone(),
         );
         registry.register(
             "scheduler_index_behind",
-            "Committed changes that the index does not contain yet",
+            "Committed changes that are not in the index yet",
             families.index_lag.clone(),
         );
         registry.register(
             "scheduler_live_shards",
-            "Shards whose index is up to date, so that they dispatch jobs",
+            "Shards that dispatch jobs, because their index is up to date",
             families.live.clone(),
         );
         registry.register(
@@ -168,22 +168,22 @@ impl SchedulerFamilies {
         );
         registry.register(
             "scheduler_unavailable_topic_jobs",
-            "Approximate number of due jobs that wait because their topic does not exist or cannot be written",
+            "Due jobs that wait for a missing or unwritable topic (approximate)",
             families.parked_jobs.clone(),
         );
         registry.register(
             "scheduler_unavailable_topic_seconds",
-            "Time for which the topic has been missing or unwritable",
+            "Time since which the topic is missing or unwritable",
             families.unavailable_seconds.clone(),
         );
         registry.register(
             "scheduler_rate_limited_jobs",
-            "Due jobs that wait because their application has used up its rate, as far as read: a lower bound",
+            "Due jobs that wait for the rate of their application; a lower bound",
             families.held_back.clone(),
         );
         registry.register(
             "scheduler_paused_jobs",
-            "Approximate number of due jobs that wait because their application is paused",
+            "Due jobs of paused applications (approximate)",
             families.paused.clone(),
         );
         families

@@ -39,7 +39,7 @@ mod conflict;
 mod dispatch;
 mod held_waits;
 mod loading;
-pub(crate) mod look_ahead;
+mod look_ahead;
 mod outbox;
 mod recurring;
 mod refusal;

@@ -19,7 +19,6 @@ use redeliver_service::due::Waiting;
 use crate::index::Cursor;
 use crate::job::{Flow, Job, JobId, Kind, Priority};
 use crate::rate::{Rates, SharedBucket};
-use crate::shard::look_ahead::WindowRoom;
 
 /// How long jobs of high priority may overtake a due job of this priority.
 fn priority_delay(priority: Priority) -> Duration {
@@ -89,8 +88,9 @@ pub(crate) struct Window {
     upcoming: BTreeSet<(Timestamp, FlowIndex)>,
     /// The applications with due flows that are not held back, each once, in the order of their turns.
     rotation: VecDeque<usize>,
-    /// The same for due schedules, which do not take turns with jobs: the shard decides how many of them run beside jobs.
-    schedules: VecDeque<usize>,
+    /// What all schedules have in common instead of an application, while one is due. They do not take turns with jobs: the shard decides how many of them run
+    /// beside jobs.
+    schedules: Option<usize>,
     /// Other applications with due flows: those that are held back, by the time of their next token.
     held: BTreeSet<(Timestamp, usize)>,
     /// The time of the last [`Window::pop_due`].
@@ -196,7 +196,7 @@ impl Window {
             app_indexes: HashMap::new(),
             upcoming: BTreeSet::new(),
             rotation: VecDeque::new(),
-            schedules: VecDeque::new(),
+            schedules: None,
             held: BTreeSet::new(),
             popped: Timestamp::from_millis(0),
         }
@@ -259,6 +259,34 @@ impl Window {
 
     pub(crate) fn len(&self) -> usize {
         self.jobs.len()
+    }
+
+    /// Whether the flow has jobs here.
+    pub(crate) fn contains_flow(&self, flow: &Flow) -> bool {
+        let own = self.indexes.get(flow).map(|index| &self.flows[*index]);
+        own.is_some_and(|own| !own.jobs.is_empty())
+    }
+
+    /// A number that changes when jobs leave.
+    pub(crate) fn departures(&self) -> u64 {
+        self.departures
+    }
+
+    /// How many more jobs of this flow fit, in units of small jobs.
+    pub(crate) fn room_for(&self, flow: &Flow) -> usize {
+        let own = self.indexes.get(flow).map(|index| &self.flows[*index]);
+        let is_new = own.is_none_or(|own| own.jobs.is_empty());
+        self.room(own.map_or(0, |own| own.cost), is_new)
+    }
+
+    /// How many jobs fit of a flow that has none here.
+    pub(crate) fn room_for_new_flow(&self) -> usize {
+        self.room(0, true)
+    }
+
+    /// A scan reads a flow only if there is room for so many jobs.
+    pub(crate) fn worthwhile_room(&self) -> usize {
+        (self.share(true) / self.limits.per_job / 4).max(1)
     }
 
     fn room(&self, own: usize, is_new: bool) -> usize {
@@ -398,7 +426,7 @@ impl Window {
 
     /// Whether due jobs or schedules that are not held back were left at the last [`Window::pop_due`].
     pub(crate) fn has_backlog(&self) -> bool {
-        !(self.rotation.is_empty() && self.schedules.is_empty())
+        !self.rotation.is_empty() || self.schedules.is_some()
     }
 
     /// What is due at `now`, and who becomes due until `soon`. Applications that are held back do not count.
@@ -527,13 +555,11 @@ impl Window {
     /// Removes and returns the next due schedule.
     pub(crate) fn pop_due_schedule(&mut self, now: Timestamp) -> Option<Arc<Job>> {
         self.queue_due(now);
-        while let Some(app) = self.schedules.pop_front() {
-            if let Some(next) = self.next_of(app, now) {
-                self.schedules.push_back(app);
-                return self.remove(next);
-            }
+        let next = self.next_of(self.schedules?, now);
+        if next.is_none() {
+            self.schedules = None;
         }
-        None
+        self.remove(next?)
     }
 
     /// Queues the applications with flows that have become due, and those whose next token has arrived.
@@ -554,7 +580,7 @@ impl Window {
             let app = &mut self.apps[flow.app];
             if app.due.is_empty() {
                 match app.kind {
-                    Kind::Schedule => self.schedules.push_back(flow.app),
+                    Kind::Schedule => self.schedules = Some(flow.app),
                     Kind::App | Kind::LongWait => self.rotation.push_back(flow.app),
                 }
             }
@@ -597,31 +623,6 @@ impl Window {
         let next = firsts.min();
         self.apps[app].due = due;
         next.map(|(_, id)| id)
-    }
-}
-
-impl WindowRoom for Window {
-    fn contains(&self, flow: &Flow) -> bool {
-        let own = self.indexes.get(flow).map(|index| &self.flows[*index]);
-        own.is_some_and(|own| !own.jobs.is_empty())
-    }
-
-    fn departures(&self) -> u64 {
-        self.departures
-    }
-
-    fn of(&self, flow: &Flow) -> usize {
-        let own = self.indexes.get(flow).map(|index| &self.flows[*index]);
-        let is_new = own.is_none_or(|own| own.jobs.is_empty());
-        self.room(own.map_or(0, |own| own.cost), is_new)
-    }
-
-    fn of_new_flow(&self) -> usize {
-        self.room(0, true)
-    }
-
-    fn worthwhile(&self) -> usize {
-        (self.share(true) / self.limits.per_job / 4).max(1)
     }
 }
 
@@ -917,7 +918,7 @@ mod tests {
                 .map(|job| job.id.offset()),
             Some(0)
         );
-        assert_eq!(window.of_new_flow(), 4);
+        assert_eq!(window.room_for_new_flow(), 4);
         let evicted: Vec<u64> = (10..14)
             .flat_map(|number| {
                 let (fits, evicted) = insert(&mut window, number, "late", 1_000 + number);
@@ -928,7 +929,7 @@ mod tests {
         assert_eq!(evicted, [7, 6, 5]);
         assert_eq!(insert(&mut window, 14, "late", 2_000), (false, vec![]));
         assert_eq!(insert(&mut window, 8, "burst", 8), (false, vec![]));
-        assert_eq!((window.len(), window.of_new_flow()), (8, 2));
+        assert_eq!((window.len(), window.room_for_new_flow()), (8, 2));
         assert_eq!(pop_all(&mut window, 5_000).len(), 8);
     }
 

@@ -1,7 +1,6 @@
 //! Changes that cannot overlap, on a real broker.
 
 use std::cell::Cell;
-use std::convert::Infallible;
 use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
@@ -65,8 +64,8 @@ fn concurrent_changes_are_serialized() {
     let count = |writer: &ExclusiveWriter| {
         let read = |timeout| offsets(&topic, timeout);
         writer.write(DEADLINE, read, |offsets| match offsets.len() {
-            count if count < WRITERS * CHANGES => Ok((count, vec![output(&topic, count.to_string())])),
-            _ => Err("enough"),
+            count if count < WRITERS * CHANGES => (Some(count), vec![output(&topic, count.to_string())]),
+            _ => (None, Vec::new()),
         })
     };
     thread::scope(|scope| {
@@ -74,17 +73,13 @@ fn concurrent_changes_are_serialized() {
             scope.spawn(|| {
                 let (_, writer) = writer(&topic);
                 for _ in 0..CHANGES {
-                    count(&writer).unwrap();
+                    assert!(count(&writer).unwrap().is_some());
                 }
             });
         }
     });
     let (_, writer) = writer(&topic);
-    let refused = count(&writer);
-    assert!(
-        matches!(refused, Err(ExclusiveError::Refused("enough"))),
-        "{refused:?}"
-    );
+    assert_eq!(count(&writer).unwrap(), None);
     let mut values = Vec::new();
     let mut reader = whole(&topic).unwrap();
     reader
@@ -112,7 +107,7 @@ fn record_refused_by_topic_fails_once() {
         let value: Vec<u8> = std::iter::repeat_with(|| fastrand::u8(..))
             .take(2 << 20)
             .collect();
-        Ok::<_, Infallible>(((), vec![output(&topic, value)]))
+        ((), vec![output(&topic, value)])
     });
     assert!(
         matches!(
@@ -132,9 +127,7 @@ fn missing_topic_is_not_created() {
     let topic: Arc<str> = unique("missing").into();
     let (settings, writer) = writer(&topic);
     let read = |timeout| offsets(&topic, timeout);
-    let failed = writer.write(DEADLINE, read, |_| {
-        Ok::<_, Infallible>(((), vec![output(&topic, "value")]))
-    });
+    let failed = writer.write(DEADLINE, read, |_| ((), vec![output(&topic, "value")]));
     let Err(ExclusiveError::Unavailable { source, .. }) = failed else {
         panic!("{failed:?}");
     };
@@ -171,7 +164,7 @@ fn change_reads_only_what_is_new() {
             reader.read_to_end(timeout, |record| seen.push(record.position.offset))?;
             Ok((continues, seen))
         };
-        let decide = |seen| Ok::<_, Infallible>((seen, vec![output(&topic, "value")]));
+        let decide = |seen| (seen, vec![output(&topic, "value")]);
         writer.write(DEADLINE, read, decide).unwrap()
     };
     let end = ReadTo {

@@ -97,12 +97,12 @@ impl TlsMetrics {
         );
         registry.register(
             "tls_files_unusable",
-            "1 while a listener cannot use its changed certificate files and serves the previous ones, else 0",
+            "1 while the listener uses previous certificate files because changed ones are unusable, else 0",
             metrics.unusable.clone(),
         );
         registry.register(
             "tls_handshake_failures",
-            "Connections that ended before the TLS handshake was complete",
+            "Failed TLS handshakes",
             metrics.failures.clone(),
         );
         metrics

@@ -49,7 +49,7 @@ const MAX_LOOKUPS: usize = 3;
 /// The operations.
 pub struct Controls {
     control: Control,
-    writer: Writer<Snapshot>,
+    writer: Writer<ChangeRequest>,
     audit: AuditLog,
     apps: AppSettings,
     pipelines: Vec<Pipeline>,

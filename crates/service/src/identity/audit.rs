@@ -44,7 +44,7 @@ impl RefusalMetrics {
         }
         registry.register(
             "api_requests_refused",
-            "Refused requests and ended watches of the APIs, by reason: token_missing, token_malformed, token_wrong, token_expired, certificate_missing, certificate_unknown, keys_unavailable, permission_denied",
+            "Refused requests and ended watches, by reason, such as token_expired and permission_denied",
             metrics.refused.clone(),
         );
         metrics

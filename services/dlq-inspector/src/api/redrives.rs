@@ -30,8 +30,8 @@ use crate::redrive::job::{self, CHUNK, Item, Job};
 use crate::redrive::jobs::{Entry, Jobs, Problem};
 use crate::redrive::pace::waits_until;
 use crate::redrive::record::Destinations;
+use crate::redrive::returns::{count_returned, returning_to};
 use crate::redrive::room::MAX_EDIT_BYTES;
-use crate::redrive::source::{count_returned, returning_to};
 
 use visible::{hide_topics, sees, sees_destination};
 
@@ -42,7 +42,7 @@ const MAX_ID: usize = 32;
 #[derive(Clone)]
 pub(crate) struct Redrives {
     pub(crate) jobs: Replica<Jobs>,
-    pub(crate) writer: Writer<Jobs>,
+    pub(crate) writer: Writer<ChangeRequest>,
     pub(crate) audit: AuditLog,
     pub(crate) destinations: Arc<Destinations>,
     /// Tells what the destinations accept.

@@ -223,7 +223,7 @@ fn paused_for_long(pipelines: &Pipelines, controls: &Snapshot, now: Timestamp, f
 
 fn long_pause(controls: &Snapshot, name: ControlName, now: Timestamp) -> Option<Paused> {
     let paused = paused(controls, [name])?;
-    // What this process cannot read is paused by nobody's wish.
+    // A value that this process cannot read pauses without a time.
     let is_long = paused.since.is_none_or(|since| now.since(since) >= PAUSED);
     is_long.then_some(paused)
 }

@@ -263,7 +263,7 @@ fn rates_are_differences_of_ends() {
             survey
         };
         let view = shown(&pipelines, &[of(1, before), of(6, now)]).view(&Sees(&["*"]), &ALL);
-        let rates = view.pipelines[0].rates.clone().unwrap();
+        let rates = view.pipelines[0].rates.unwrap();
         for rate in [rates.received, rates.succeeded, rates.retried, rates.dead] {
             assert_eq!(rate, expected, "{before:?} {now:?}");
         }
@@ -357,7 +357,8 @@ fn controls(values: &[(&str, Desired, i64)]) -> Option<Arc<Snapshot>> {
 #[test]
 fn problems_have_next_steps() {
     type Change = fn(&mut Survey);
-    let cases: [(Change, Option<(ProblemKind, NextStep, Option<bool>)>); 13] = [
+    type Expected = Option<(ProblemKind, NextStep, Option<bool>)>;
+    let cases: [(Change, Expected); 13] = [
         (
             |survey| topics(survey).ends.retain(|topic, _| &**topic != "a-out"),
             Some((ProblemKind::TopicMissing, NextStep::CreateTopic, None)),

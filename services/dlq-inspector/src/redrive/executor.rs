@@ -1,7 +1,7 @@
 //! The processor of the lane whose owner executes the jobs.
 //!
 //! The lane reads the topic of jobs, and writes steps: transactions with everything that a step does and the position of the group, which only the
-//! owner of the partition can commit. One step is decided at a time, after the one before it was committed. While it is written, the source reads the records of
+//! owner of the partition can commit. One step is decided at a time, after the one before it was committed. While it is written, the decider reads the records of
 //! the step that is probably the next one. The jobs take turns: a step that cannot be decided or written is tried again later, while others go on.
 
 use std::collections::{BTreeSet, HashMap};
@@ -18,11 +18,11 @@ use redeliver_runtime::trace_context::span_context;
 use redeliver_service::audit::AuditLog;
 use tracing::{Span, info_span};
 
+use super::decider::{Answer, Request};
 use super::job::{self, Job, Outcome, Progress, Skip};
 use super::jobs::{Entry, Jobs};
 use super::pace::{self, Memory, Next, Take};
 use super::removal::{self, Removals};
-use super::source::{Answer, Request};
 use super::step::{Step, Written};
 use crate::metrics::Metrics;
 
@@ -56,8 +56,6 @@ pub(crate) struct Executor {
     jobs: Option<Jobs>,
     /// The end of what `jobs` were loaded from.
     loaded_to: i64,
-    /// Records that the lane has read before the jobs were loaded.
-    early: Vec<Record>,
     completed: Vec<(AssignmentId, i64)>,
     ready: Option<Step>,
     writing: Option<Writing>,
@@ -154,7 +152,6 @@ impl Executor {
             is_asked: false,
             jobs: None,
             loaded_to: 0,
-            early: Vec::new(),
             completed: Vec::new(),
             ready: None,
             writing: None,
@@ -177,7 +174,6 @@ impl Executor {
         self.is_asked = false;
         self.owner = None;
         self.jobs = None;
-        self.early.clear();
         self.completed.clear();
         self.ready = None;
         self.writing = None;
@@ -206,12 +202,7 @@ impl Executor {
             }
             self.is_asked = false;
             match answer {
-                Answer::Loaded(mut jobs, end) => {
-                    for record in self.early.drain(..) {
-                        if record.position.offset >= end {
-                            jobs.apply_of_callers(&record);
-                        }
-                    }
+                Answer::Loaded(jobs, end) => {
                     tracing::info!("this inspector executes redrives now");
                     self.jobs = Some(jobs);
                     self.loaded_to = end;
@@ -387,7 +378,7 @@ impl Executor {
         self.ask(request);
     }
 
-    /// Lets the source read the records of the next step, while this one is written.
+    /// Lets the decider read the records of the next step, while this one is written.
     fn read_ahead(&mut self, now: Timestamp) {
         let (Some(jobs), Some(Writing { step, written, .. })) = (&self.jobs, &self.writing) else {
             return;
@@ -424,7 +415,7 @@ impl Executor {
                 items,
                 denied,
             };
-            // It has no answer. Full: the source is busy with previous requests.
+            // It has no answer. Full: the decider is busy with previous requests.
             let _ = self.requests.try_send((self.number, request));
         }
     }
@@ -511,24 +502,19 @@ impl Processor for Executor {
     }
 
     fn capacity(&self, _assignment: AssignmentId) -> usize {
-        let held = if self.jobs.is_some() {
-            self.completed.len()
-        } else {
-            self.early.len()
-        };
-        CAPACITY.saturating_sub(held)
+        // Until the jobs are loaded, nobody knows which records follow them.
+        let loaded = self.jobs.as_ref();
+        loaded.map_or(0, |_| CAPACITY.saturating_sub(self.completed.len()))
     }
 
     fn accept(&mut self, assignment: AssignmentId, record: Record, _now: Timestamp) {
-        if self.owner != Some(assignment) {
+        let Some(jobs) = self.jobs.as_mut().filter(|_| self.owner == Some(assignment)) else {
             return;
-        }
+        };
         self.completed.push((assignment, record.position.offset));
-        match &mut self.jobs {
-            Some(jobs) if record.position.offset >= self.loaded_to => jobs.apply_of_callers(&record),
-            // It was read already, maybe followed by newer ones. The group may have committed nothing yet.
-            Some(_) => {}
-            None => self.early.push(record),
+        // Earlier ones were read already, maybe followed by newer ones. The group may have committed nothing yet.
+        if record.position.offset >= self.loaded_to {
+            jobs.apply_of_callers(&record);
         }
     }
 
@@ -575,7 +561,7 @@ impl Processor for Executor {
             return true;
         }
         // One of the topics that each step writes to, such as the ledger. The rest of the batch is written without the step: if the batch were dropped, the
-        // lane would read the topic of jobs again, and the source the whole ledger, for each attempt.
+        // lane would read the topic of jobs again, and the decider the whole ledger, for each attempt.
         if let Some(writing) = self.writing.take() {
             batch.outputs.truncate(writing.first);
             batch.follow_up = None;

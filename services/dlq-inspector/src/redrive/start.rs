@@ -18,12 +18,13 @@ use redeliver_service::topics;
 use redeliver_store::Replica;
 use tokio_util::sync::CancellationToken;
 
+use super::decider::Decider;
 use super::executor::Executor;
 use super::job::{self, Job, Progress};
 use super::jobs::Jobs;
 use super::own_id;
 use super::record::Destinations;
-use super::source::Source;
+use super::returns::Returns;
 use crate::index::Pool;
 use crate::metrics::Metrics;
 use crate::shared::SharedState;
@@ -31,7 +32,7 @@ use crate::waiting::scans::Scans;
 
 /// The name of the lane, which is a part of its transactional ids.
 const LANE: &str = "dlq-redrive";
-/// The capacity of the queues between the lane and its source. There is one request at a time, and those of previous assignments.
+/// The capacity of the queues between the lane and the decider. There is one request at a time, and those of previous assignments.
 const REQUESTS: usize = 8;
 /// How often to look whether the topic exists.
 const LOOK: Duration = Duration::from_secs(1);
@@ -93,21 +94,8 @@ pub(crate) fn execute(
     let (request_sender, requests) = sync_channel(REQUESTS);
     let (answer_sender, answers) = sync_channel(REQUESTS);
     let remove_after = host.config.dlq_inspector.redrive.remove_entries_after();
-    let source = Source {
-        kafka: host.kafka.clone(),
-        topic: topic.clone(),
-        jobs,
-        pool,
-        shared,
-        destinations,
-        scans,
-        clock: host.clock.clone(),
-        remove_after,
-        requests,
-        answers: answer_sender,
-        waker: waker.clone(),
-        stop: stop.clone(),
-    };
+    let decider = Decider::new(host, jobs, Returns::new(pool, shared, destinations, scans));
+    let (decider_waker, decider_stop) = (waker.clone(), stop.clone());
     let audit = AuditLog::new(&host.config, "dlq-inspector");
     let lane = NewLane {
         kafka: host.kafka.clone(),
@@ -128,8 +116,10 @@ pub(crate) fn execute(
             answers,
         ),
     };
-    host.tasks
-        .spawn_thread("dlq-redrive-source", move || source.run())?;
+    host.tasks.spawn_thread("dlq-redrive-decider", move || {
+        decider.run(&requests, &answer_sender, &decider_waker, &decider_stop);
+        Ok::<_, Infallible>(())
+    })?;
     // An inspector answers also while no group, or another member of it, executes jobs.
     let starter = host.starter()?.aside();
     host.tasks.spawn("dlq-redrive-start", async move {

@@ -150,6 +150,39 @@ async fn inspectors_agree_on_regressed_group() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn parallel_changes_all_succeed() {
+    const CHANGES: usize = 200;
+    let mut env = InspectorEnv::new("parallel");
+    let topic = env.create_topic("a", 1).await;
+    env.put(&topic, 0, vec![failed(&env, "a")]).await;
+    let mut first = env.start().await;
+    env.use_data_dir("other");
+    let mut second = env.start().await;
+    let clients = [first.client().await, second.client().await];
+    let id = group_ids(&mut clients[0].clone()).await.remove(0);
+    group_ids(&mut clients[1].clone()).await;
+    let changes = (0..CHANGES).map(|number| {
+        let mut client = clients[number % clients.len()].clone();
+        let request = v1::AnnotateGroupRequest {
+            id: id.clone(),
+            note: number.to_string(),
+            expected_revision: None,
+        };
+        async move {
+            client
+                .annotate_group(request)
+                .await
+                .map(|group| group.into_inner().revision)
+        }
+    });
+    let revisions: Result<Vec<u64>, Status> = futures::future::join_all(changes).await.into_iter().collect();
+    let mut revisions = revisions.unwrap();
+    revisions.sort_unstable();
+    // Each is decided after all others before it.
+    assert!(revisions.into_iter().eq(1..=CHANGES as u64));
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn refused_changes_are_not_written() {
     let env = InspectorEnv::new("refused");
     let topic = env.create_topic("a", 1).await;

@@ -176,11 +176,11 @@ async fn overview_finds_what_is_wrong() {
     callers.env.put(&source, 1, records()).await;
     let overview = until(&mut watched, |overview| {
         let row = pipeline_of(overview, orders);
-        let rates = row.rates.clone().unwrap_or_default();
+        let rates = row.rates.unwrap_or_default();
         rates.received.is_some_and(|rate| rate > 0.0) && row.lag.as_ref().unwrap().records == Some(10)
     })
     .await;
-    let rates = pipeline_of(&overview, orders).rates.clone().unwrap();
+    let rates = pipeline_of(&overview, orders).rates.unwrap();
     assert_eq!(
         (rates.retried, rates.dead, rates.succeeded),
         (Some(0.0), Some(0.0), None)
@@ -250,11 +250,11 @@ async fn callers_share_surveys() {
     let surveys = |inspector: &mut crate::support::Inspector| {
         inspector.process.metric("redeliver_dlq_overview_surveys_total")
     };
-    assert_eq!(surveys(&mut inspector), 0, "nobody has asked");
+    assert_eq!(surveys(&mut inspector), 0, "no caller has asked");
     let channel = inspector.channel().await;
     let client = OverviewServiceClient::with_interceptor(channel, callers.interceptor("all"));
 
-    // This one reads nothing, which holds up nobody.
+    // This one reads nothing, and holds up no other.
     let idle = watch(&client).await;
     let watching = join_all((0..WATCHERS).map(|_| async {
         let mut stream = watch(&client).await;

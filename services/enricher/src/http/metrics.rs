@@ -44,17 +44,17 @@ impl HttpFamilies {
         let families = Self::default();
         registry.register(
             "http_calls",
-            "Calls of the endpoint, by status (other above 599) or error: timeout, connect, closed, invalid-response, content-encoding, response-too-large",
+            "Calls, by status (above 599: other) or error, such as timeout and connect",
             families.calls.clone(),
         );
         registry.register(
             "http_call_seconds",
-            "Time from the start of a call to the end of its response",
+            "Duration of a call, to the end of its response",
             families.seconds.clone(),
         );
         registry.register(
             "http_quick_retries",
-            "Calls that repeated a failed call of the same attempt; also counted as calls",
+            "Repeated calls within an attempt; also counted as calls",
             families.quick_retries.clone(),
         );
         families

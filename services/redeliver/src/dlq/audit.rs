@@ -16,7 +16,7 @@ use crate::pages::read_pages;
 
 #[derive(Args)]
 pub(super) struct AuditArgs {
-    /// Only entries of this time or later, such as 2026-01-31T08:00:00Z (default: 24 hours ago)
+    /// Only entries at this time or later, such as 2026-01-31T08:00:00Z (default: 24 hours ago)
     #[arg(long, value_name = "TIME", value_parser = time)]
     from: Option<Timestamp>,
     /// Only entries before this time (default: up to the newest)
@@ -28,7 +28,7 @@ pub(super) struct AuditArgs {
     /// Only entries with this action, such as control.pause or 'dead-letters.*'
     #[arg(long, value_name = "ACTION", default_value = "", hide_default_value = true)]
     action: String,
-    /// Only entries with this target, such as app/sms, or with this id of a dead letter or job among others
+    /// Only entries with this target, such as app/sms, or with this id in a list of dead letters or jobs
     #[arg(long, value_name = "TARGET", default_value = "", hide_default_value = true)]
     target: String,
     /// Maximum number of entries, the oldest first

@@ -34,7 +34,7 @@ pub(super) struct EditArgs {
 /// What differs from the record in the dead-letter topic.
 #[derive(Args)]
 struct ContentArgs {
-    /// New value, as text (default: the value as it is; without any change on a terminal, the editor of VISUAL or EDITOR opens it)
+    /// New value, as text (default: unchanged; without any change, VISUAL or EDITOR opens the value)
     #[arg(long, value_name = "TEXT", conflicts_with_all = ["value_file", "null_value"])]
     value: Option<String>,
     /// File with the new value; - for standard input
@@ -43,16 +43,16 @@ struct ContentArgs {
     /// Set the value to null
     #[arg(long)]
     null_value: bool,
-    /// New key, as text; the record may then be in another partition (default: the key as it is)
+    /// New key, as text, which can change the partition (default: unchanged)
     #[arg(long, value_name = "KEY", conflicts_with = "null_key")]
     key: Option<String>,
     /// Set the key to null
     #[arg(long)]
     null_key: bool,
-    /// Header to add in place of all with its name; may be repeated, also with the same name
+    /// Header that replaces all with the same name; can be repeated, even with the same name
     #[arg(long = "header", value_name = "NAME=VALUE", value_parser = header)]
     headers: Vec<(String, String)>,
-    /// Header to remove, all with this name; may be repeated
+    /// Name of headers to remove; can be repeated
     #[arg(long = "remove-header", value_name = "NAME")]
     removed_headers: Vec<String>,
 }

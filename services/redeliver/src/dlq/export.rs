@@ -31,7 +31,7 @@ const PATIENCE: Duration = Duration::from_secs(600);
 
 #[derive(Args)]
 pub(super) struct ExportArgs {
-    /// Which dead letters: a filter, such as 'state = OPEN AND pipeline = "greetings"'
+    /// Filter, such as 'state = OPEN AND pipeline = "greetings"'
     #[arg(
         long,
         value_name = "FILTER",
@@ -43,7 +43,7 @@ pub(super) struct ExportArgs {
     /// All dead letters
     #[arg(long)]
     all: bool,
-    /// File to create, once all is written; only its owner can read it (default: stdout)
+    /// File, created once it is complete and readable only by its owner (default: stdout)
     #[arg(long, value_name = "FILE")]
     file: Option<PathBuf>,
     /// Overwrite the file

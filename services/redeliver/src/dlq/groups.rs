@@ -21,14 +21,14 @@ use crate::output::{Column, Json, OutputArgs, Text as _, fields, object, print_a
 pub(super) struct GroupsArgs {
     #[command(flatten)]
     filter: FilterArgs,
-    /// Only groups that have a state or a note but no dead letters, such as those that take the place of others; `reopen` and `note` reset them
+    /// Only groups with a state or a note, but without dead letters
     #[arg(long, conflicts_with_all = ["filter", "sort"])]
     without_dead_letters: bool,
-    /// Only groups in this state; can be repeated
-    #[arg(long = "state", value_name = "STATE", value_enum)]
+    /// Only groups in this state: open, resolved, muted or regressed; can be repeated
+    #[arg(long = "state", value_name = "STATE", value_enum, hide_possible_values = true)]
     states: Vec<State>,
-    /// Which groups come first
-    #[arg(long, value_enum, default_value = "last-seen")]
+    /// Order: last-seen, first-seen (new groups first) or count (the largest first)
+    #[arg(long, value_enum, default_value = "last-seen", hide_possible_values = true)]
     sort: Sort,
     /// Maximum number of groups
     #[arg(long, value_name = "N", default_value_t = 50, value_parser = clap::value_parser!(u32).range(1..))]
@@ -43,11 +43,11 @@ pub(super) struct GroupsArgs {
 
 #[derive(Clone, Copy, ValueEnum)]
 enum State {
-    /// Nobody has decided anything, the group was reopened, or the time for which it was muted is over
+    /// The default; also after a reopening or the end of a mute
     Open,
-    /// The reason is gone
+    /// The cause is fixed
     Resolved,
-    /// Known and wanted
+    /// Known and accepted
     Muted,
     /// Resolved, and a dead letter was written since
     Regressed,
@@ -71,21 +71,21 @@ pub(super) struct GroupArgs {
 
 #[derive(Subcommand)]
 enum GroupVerb {
-    /// Show a group: why its dead letters belong together, its state, counts and trend
+    /// Show a group: template, state, counts and trend
     Show(ShowGroupArgs),
-    /// Say that the reason is gone; a dead letter that is written later makes the group regressed
+    /// Mark a group as resolved, until a new dead letter makes it regressed
     Resolve(ResolveArgs),
-    /// Say that the group is known and wanted, so that it is in no alert about groups
+    /// Mute a group, so that it causes no alerts about groups
     Mute(MuteArgs),
-    /// Set the state back to open
+    /// Set a group to open
     Reopen(ResolveArgs),
-    /// Set the note, a text for others
+    /// Set the note of a group
     Note(NoteArgs),
 }
 
 #[derive(Args)]
 struct ResolveArgs {
-    /// Why, for others; at most 1000 bytes
+    /// Reason for the audit log, at most 1000 bytes
     #[arg(long, value_name = "TEXT", default_value = "", hide_default_value = true)]
     why: String,
     #[command(flatten)]
@@ -94,10 +94,10 @@ struct ResolveArgs {
 
 #[derive(Args)]
 struct MuteArgs {
-    /// Why, for others; at most 1000 bytes
+    /// Reason for the audit log, at most 1000 bytes
     #[arg(long, value_name = "TEXT")]
     why: String,
-    /// Until when, such as 2026-11-30T08:00:00Z (default: indefinitely); its end is not reported
+    /// End of the mute, such as 2026-11-30T08:00:00Z (default: none)
     #[arg(long, value_name = "TIME", value_parser = time)]
     until: Option<Timestamp>,
     #[command(flatten)]
@@ -108,17 +108,17 @@ struct MuteArgs {
 struct NoteArgs {
     #[command(flatten)]
     change: ChangeArgs,
-    /// The note, at most 2000 bytes; "" removes it
+    /// Note, at most 2000 bytes; "" removes it
     #[arg(value_name = "TEXT")]
     text: String,
 }
 
 #[derive(Args)]
 struct ChangeArgs {
-    /// The id of the group: 16 hexadecimal digits, as `redeliver dlq groups` prints it
+    /// Group id of `redeliver dlq groups`, 16 hexadecimal digits
     #[arg(value_name = "ID")]
     id: String,
-    /// Fail unless it has this revision; 0: not changed yet
+    /// Fail unless this is the current revision; 0: never changed
     #[arg(long, value_name = "N")]
     expected_revision: Option<u64>,
     #[command(flatten)]
@@ -129,7 +129,7 @@ struct ChangeArgs {
 
 #[derive(Args)]
 struct ShowGroupArgs {
-    /// The id of the group: 16 hexadecimal digits, as `redeliver dlq groups` prints it
+    /// Group id of `redeliver dlq groups`, 16 hexadecimal digits
     #[arg(value_name = "ID")]
     id: String,
     #[command(flatten)]

@@ -25,7 +25,7 @@ const PER_JOB: usize = 10_000;
 
 #[derive(Args)]
 pub(super) struct ImportArgs {
-    /// File that `redeliver dlq export` has written, not compressed; - for standard input
+    /// Uncompressed file of `redeliver dlq export`; - for standard input
     #[arg(value_name = "FILE")]
     file: PathBuf,
     #[command(flatten)]

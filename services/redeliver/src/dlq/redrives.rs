@@ -33,19 +33,19 @@ const PATIENCE: Duration = Duration::from_secs(600);
 #[derive(Args)]
 #[group(id = "selection", required = true, multiple = false)]
 struct SelectionArgs {
-    /// Those that match, such as 'pipeline = "greetings" AND error_code = "http.503"'
+    /// Dead letters that match, such as 'pipeline = "greetings" AND error_code = "http.503"'
     #[arg(long, value_name = "FILTER", group = "selection")]
     filter: Option<String>,
-    /// All
+    /// All dead letters
     #[arg(long, group = "selection")]
     all: bool,
-    /// Those with these ids, at most 10000; can be repeated
+    /// Dead letters with these ids, at most 10000; can be repeated
     #[arg(long = "id", value_name = "ID", group = "selection", num_args = 1..)]
     ids: Vec<String>,
-    /// Those of a group, see `redeliver dlq groups`
+    /// Dead letters of a group of `redeliver dlq groups`
     #[arg(long, value_name = "GROUP", group = "selection")]
     group: Option<String>,
-    /// Those of another job that were not done
+    /// Dead letters that another job has not done
     #[arg(long, value_name = "ID", group = "selection")]
     retry_of: Option<String>,
 }
@@ -75,19 +75,19 @@ pub(super) struct RateLimit {
 /// How a job is planned and started.
 #[derive(Args)]
 pub(super) struct RunArgs {
-    /// Why, for others; at most 1000 bytes
+    /// Reason for the audit log, at most 1000 bytes
     #[arg(long, value_name = "TEXT", default_value = "", hide_default_value = true)]
     pub(super) why: String,
-    /// A text that is different for each command, so that a repeated one continues with the same job; refused for a command that differs
+    /// Idempotency key: a repeated command with the same text continues with the same job
     #[arg(long, value_name = "TEXT", default_value = "", hide_default_value = true)]
     pub(super) request_id: String,
-    /// Show the plan only; `redeliver dlq redrives start` starts it
+    /// Only plan; `redeliver dlq redrives start` starts the job
     #[arg(long, conflicts_with_all = ["yes", "no_wait"])]
     plan: bool,
-    /// Do not ask; required if stdin is no terminal
+    /// Do not ask for confirmation; required if stdin is not a terminal
     #[arg(long)]
     yes: bool,
-    /// Do not wait for the end
+    /// Do not wait for the end of the job
     #[arg(long)]
     no_wait: bool,
     #[command(flatten)]
@@ -99,15 +99,13 @@ pub(super) struct RunArgs {
 /// Where records are written, and which.
 #[derive(Args)]
 pub(super) struct WishArgs {
-    /// Topic to write to, one of the pipeline or of dlq_inspector.redrive.destinations (default: the return topic of the pipeline, or the
-    /// original topic)
+    /// Topic of the pipeline or of dlq_inspector.redrive.destinations (default: the return topic, or the original topic)
     #[arg(long, value_name = "TOPIC", default_value = "", hide_default_value = true)]
     pub(super) destination: String,
-    /// Redrive also what has come back dlq_inspector.redrive.max_count times
+    /// Include records that came back dlq_inspector.redrive.max_count times
     #[arg(long)]
     pub(super) force: bool,
-    /// How long to wait for what comes back, after each of the first batches and at the end (default: the sum of the pipeline's retry
-    /// delays, and 30s)
+    /// Time to wait for returned records after each batch (default: the sum of the pipeline's retry delays, plus 30s)
     #[arg(long, value_name = "DURATION")]
     observe: Option<HumanDuration>,
 }
@@ -124,13 +122,13 @@ pub(super) struct RedriveArgs {
     job: JobArgs,
     #[command(flatten)]
     wish: WishArgs,
-    /// Begin with all, instead of 10, then 100, then the rest
+    /// Redrive all at once, instead of 10, then 100, then the rest
     #[arg(long)]
     all_at_once: bool,
-    /// Pause when a larger share of the redriven records has come back; 1: never (default: 0.2)
+    /// Pause if a larger share of the redriven records comes back; 1: never (default: 0.2)
     #[arg(long, value_name = "SHARE")]
     max_returned: Option<f64>,
-    /// When to start, such as 2026-11-30T02:00:00Z (default: now); does not wait for the end
+    /// Start time, such as 2026-11-30T02:00:00Z (default: now); does not wait for the end of the job
     #[arg(long, value_name = "TIME", value_parser = time, conflicts_with = "plan")]
     start_at: Option<Timestamp>,
 }
@@ -151,21 +149,22 @@ pub(super) struct RedrivesArgs {
 enum RedrivesVerb {
     /// List redrives, discards and restores, newest first
     Ls(ListArgs),
-    /// Show one
+    /// Show a job
     Show(JobIdArgs),
-    /// List what became of each of its dead letters
+    /// List the outcome of each dead letter of a job
     Items(ItemsArgs),
-    /// Start a planned one, or change when a delayed one begins
+    /// Start a planned job, or change its start time
     Start(StartArgs),
-    /// Pause one; within about a second, some more dead letters may be done
+    /// Pause a job, within about a second
     Pause(ChangeArgs),
-    /// Continue a paused one, also if too many records came back
+    /// Resume a job, even if the brake has paused it
     Resume(ChangeArgs),
-    /// Cancel one for good; what was done stays done
+    /// Cancel a job; this undoes nothing
     Cancel(ChangeArgs),
-    /// Change the rate of one
+    /// Change the rate of a job
     Rate(RateArgs),
-    /// Wait for the end of one; exits with status 3 if not all were done, or some have come back
+    /// Wait for the end of a job
+    #[command(after_help = "Exit status: 3 if some dead letters were not done or came back")]
     Wait(JobIdArgs),
 }
 
@@ -179,7 +178,7 @@ struct ListArgs {
 
 #[derive(Args)]
 struct JobIdArgs {
-    /// The id of the job
+    /// Job id
     #[arg(value_name = "ID")]
     id: String,
     #[command(flatten)]
@@ -192,14 +191,14 @@ struct JobIdArgs {
 struct ChangeArgs {
     #[command(flatten)]
     job: JobIdArgs,
-    /// Fail unless it has this revision
+    /// Fail unless this is the current revision
     #[arg(long, value_name = "N")]
     expected_revision: Option<u64>,
 }
 
 #[derive(Args)]
 struct StartArgs {
-    /// When, such as 2026-11-30T02:00:00Z (default: now)
+    /// Start time, such as 2026-11-30T02:00:00Z (default: now)
     #[arg(long, value_name = "TIME", value_parser = time)]
     at: Option<Timestamp>,
     #[command(flatten)]
@@ -217,7 +216,7 @@ struct RateArgs {
 
 #[derive(Args)]
 struct ItemsArgs {
-    /// Only those that were tried and not done
+    /// Only dead letters that were not done
     #[arg(long)]
     not_done: bool,
     #[command(flatten)]

@@ -22,7 +22,7 @@ use redeliver_runtime::Config;
 use redeliver_runtime::cli::CommonArgs;
 use redeliver_service::login::kafka_of_command;
 
-use crate::connection::{CliError, CredentialArgs};
+use crate::connection::{CONNECTION, CliError, CredentialArgs};
 use crate::output::{Column, Format, Json, OutputArgs, Text as _, object, print_items};
 
 #[derive(Args)]
@@ -33,10 +33,10 @@ pub(super) struct ListArgs {
     /// List jobs in this state: scheduled (default), dispatched, cancelled or expired
     #[arg(long, value_name = "STATE", value_parser = state)]
     state: Option<JobState>,
-    /// List also jobs that have ended, after the waiting ones, those that ended last first
+    /// Also list ended jobs, the newest first, after the waiting ones
     #[arg(long, conflicts_with = "state")]
     all: bool,
-    /// List only jobs that are due at or after this time, such as 2026-11-22T08:00:00Z
+    /// List only jobs that are due at this time or later, such as 2026-11-22T08:00:00Z
     #[arg(long, value_name = "TIME", value_parser = super::time)]
     from: Option<Timestamp>,
     /// List only jobs that are due before this time
@@ -45,14 +45,14 @@ pub(super) struct ListArgs {
     /// Maximum number of jobs
     #[arg(long, value_name = "N", default_value_t = 50, value_parser = clap::value_parser!(u32).range(1..))]
     limit: u32,
-    /// Maximum time to read the topic or, with --api, for a request
+    /// Timeout of reading the topic or, with --api, of a request
     #[arg(long, value_name = "DURATION", default_value = "5m")]
     timeout: HumanDuration,
-    /// Ask the scheduler instead of reading the state topic from Kafka; it lists only waiting jobs
+    /// Ask the scheduler, which lists only waiting jobs, instead of reading the state topic
     #[arg(long, conflicts_with = "all")]
     pub(super) api: bool,
     /// URL of the scheduler, such as http://scheduler:50052; overrides REDELIVER_SCHEDULER (default: scheduler.listen)
-    #[arg(long, value_name = "URL", requires = "api")]
+    #[arg(long, value_name = "URL", requires = "api", help_heading = CONNECTION)]
     server: Option<String>,
     #[command(flatten)]
     credentials: CredentialArgs,

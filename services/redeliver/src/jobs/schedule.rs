@@ -25,17 +25,16 @@ pub(super) struct ScheduleArgs {
     /// Delay from now, such as 90s
     #[arg(long = "in", value_name = "DURATION")]
     after: Option<HumanDuration>,
-    /// File with one job per line, in JSON as for REST; - for standard input. Prints a result per line. Exits with status 1 if a
-    /// job failed
+    /// File with one job per line, in the JSON of REST; - for standard input. Prints a result per line
     #[arg(long, value_name = "FILE", conflicts_with_all = ["app", "data", "data_file", "key", "headers", "priority",
         "idempotency_key", "replace", "expire_after", "request_id"])]
     pub(super) file: Option<String>,
     #[command(flatten)]
     record: RecordArgs,
-    /// Idempotency key: requests of an application with the same key within a day create one job
+    /// Idempotency key: repeated requests of the application with this key create one job
     #[arg(long, value_name = "KEY")]
     idempotency_key: Option<String>,
-    /// Take the place of a waiting job with the same idempotency key
+    /// Replace a waiting job with the same idempotency key
     #[arg(long, requires = "idempotency_key")]
     replace: bool,
     /// Request id, stored with the job

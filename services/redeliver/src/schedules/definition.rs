@@ -21,44 +21,53 @@ use crate::record::{RecordArgs, read_file};
 #[derive(Args)]
 #[group(skip)]
 pub(super) struct TimingArgs {
-    /// Cron expression, such as `30 2 * * *`: five fields, or six with the second in front, or @hourly, @daily, @weekly, @monthly,
-    /// @yearly
+    /// Cron expression, such as `30 2 * * *`: five fields, six with the second first, or @hourly, @daily, @weekly, @monthly, @yearly
     #[arg(long, value_name = "EXPRESSION")]
     cron: Option<String>,
     /// Time zone of --cron, such as Europe/Berlin (default: scheduler.default_time_zone)
     #[arg(long, value_name = "NAME", conflicts_with = "every")]
     zone: Option<String>,
-    /// What happens to a local time that a day does not have (default: shift)
-    #[arg(long, value_name = "POLICY", conflicts_with = "every")]
+    /// Local times that do not exist on a day: shift (due later, by the length of the gap; default) or skip
+    #[arg(
+        long,
+        value_name = "POLICY",
+        hide_possible_values = true,
+        conflicts_with = "every"
+    )]
     gap: Option<Gap>,
-    /// What happens to a local time that a day has twice (default: both if --cron selects every hour, and otherwise first)
-    #[arg(long, value_name = "POLICY", conflicts_with = "every")]
+    /// Local times that occur twice on a day: first or both (default: both if --cron selects every hour, or else first)
+    #[arg(
+        long,
+        value_name = "POLICY",
+        hide_possible_values = true,
+        conflicts_with = "every"
+    )]
     overlap: Option<Overlap>,
     /// Interval, such as 5m
     #[arg(long, value_name = "DURATION", conflicts_with = "cron")]
     every: Option<HumanDuration>,
-    /// One of the times of --every, which decides its phase (default: --start, or else 1970-01-01T00:00:00Z)
+    /// Time of one occurrence of --every (default: --start, or else 1970-01-01T00:00:00Z)
     #[arg(long, value_name = "TIME", conflicts_with = "cron", value_parser = crate::jobs::time)]
     anchor: Option<Timestamp>,
-    /// No nominal time before this one
+    /// Earliest nominal time
     #[arg(long, value_name = "TIME", value_parser = crate::jobs::time)]
     start: Option<Timestamp>,
-    /// No nominal time after this one
+    /// Latest nominal time
     #[arg(long, value_name = "TIME", value_parser = crate::jobs::time)]
     end: Option<Timestamp>,
-    /// Number of occurrences to dispatch (default: without a limit)
+    /// Number of occurrences to dispatch (default: unlimited)
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     max_count: Option<u64>,
-    /// How much later than its nominal time an occurrence may be due, at most 1d
+    /// Maximum random delay of an occurrence, at most 1d
     #[arg(long, value_name = "DURATION")]
     jitter: Option<HumanDuration>,
-    /// What happens to missed occurrences: skip, once or all (default: once)
+    /// Missed occurrences: skip, once (dispatch the latest one; default) or all
     #[arg(long, value_name = "POLICY", hide_possible_values = true)]
     misfire: Option<MisfireName>,
-    /// With --misfire all: how many missed occurrences are dispatched late, from 1 to 1000
+    /// With --misfire all: maximum missed occurrences to dispatch, 1 to 1000
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1000), required_if_eq("misfire", "all"))]
     misfire_limit: Option<u32>,
-    /// How late an occurrence can be without being missed (default: 60s)
+    /// Maximum lateness of an occurrence before it is missed (default: 60s)
     #[arg(long, value_name = "DURATION")]
     grace: Option<HumanDuration>,
 }
@@ -94,7 +103,7 @@ pub(super) struct DefinitionArgs {
     /// Application, one of scheduler.apps
     #[arg(long, value_name = "NAME", required_unless_present = "file")]
     app: Option<String>,
-    /// File with the definition in JSON, as for REST; - for standard input
+    /// File with the definition, in the JSON of REST; - for standard input
     #[arg(long, value_name = "FILE", conflicts_with_all = ["app", "cron", "zone", "gap", "overlap", "every", "anchor", "start",
         "end", "max_count", "jitter", "misfire", "misfire_limit", "grace", "data", "data_file", "key", "headers", "priority",
         "expire_after"])]
@@ -115,7 +124,7 @@ pub(super) struct ChangesArgs {
     /// Application, one of scheduler.apps
     #[arg(long, value_name = "NAME")]
     app: Option<String>,
-    /// Header of the record to remove, all with this name; may be repeated
+    /// Name of headers to remove from the record; can be repeated
     #[arg(long = "remove-header", value_name = "NAME")]
     removed_headers: Vec<String>,
     #[command(flatten)]

@@ -25,11 +25,11 @@ use crate::output::{Column, OutputArgs, Text as _, print_items};
 #[derive(Args)]
 #[command(group = ArgGroup::new("what").required(true).args(["cron", "every", "file", "id"]))]
 pub(super) struct PreviewArgs {
-    /// Show the occurrences of this schedule; asks the scheduler
+    /// Show the occurrences of this schedule of the scheduler
     #[arg(long, value_name = "ID", conflicts_with_all = ["cron", "zone", "gap", "overlap", "every", "anchor", "start", "end",
         "max_count", "jitter", "misfire", "misfire_limit", "grace"])]
     id: Option<String>,
-    /// File with a definition in JSON, as for REST; - for standard input
+    /// File with a definition, in the JSON of REST; - for standard input
     #[arg(long, value_name = "FILE", conflicts_with_all = ["cron", "zone", "gap", "overlap", "every", "anchor", "start", "end",
         "max_count", "jitter", "misfire", "misfire_limit", "grace"])]
     file: Option<String>,

@@ -23,10 +23,10 @@ use crate::say;
 
 #[derive(Args)]
 pub(crate) struct MigrateArgs {
-    /// Prefix of the groups whose offsets are copied; "" for none
+    /// Prefix of the groups to copy offsets from; "" for none
     #[arg(long, value_name = "PREFIX", value_parser = prefix)]
     from_prefix: String,
-    /// Prefix of the groups that get the offsets [default: kafka.id_prefix]
+    /// Prefix of the groups to copy offsets to (default: kafka.id_prefix)
     #[arg(long, value_name = "PREFIX", value_parser = prefix)]
     to_prefix: Option<String>,
     #[command(flatten)]

@@ -15,7 +15,7 @@ use crate::say;
 pub(crate) struct RenderArgs {
     #[command(flatten)]
     common: CommonArgs,
-    /// strimzi: objects of Strimzi's topic operator, as YAML; script: `kafka-topics.sh` commands
+    /// script (kafka-topics.sh commands) or strimzi (objects of Strimzi's topic operator, as YAML)
     #[arg(long, value_enum, hide_possible_values = true)]
     format: Format,
     /// Name of Strimzi's Kafka object; for --format strimzi

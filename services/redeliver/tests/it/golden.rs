@@ -165,11 +165,11 @@ fn binaries_print_help_and_version() {
     for (name, own) in [
         (
             "enricher",
-            "\n      --until-idle[=<DURATION>]  End with status 0 when nothing is left to process, ",
+            "\n      --until-idle[=<DURATION>]  Exit with status 0 when no record is left to process ",
         ),
         (
             "retry-tier",
-            "\n      --tier <DELAY>     Serve only this tier, such as 30s; ",
+            "\n      --tier <DELAY>  Serve only this tier, such as 30s; ",
         ),
     ] {
         let help = help(name);
@@ -177,8 +177,7 @@ fn binaries_print_help_and_version() {
         assert!(help.contains(&usage) && help.contains(own), "{help}");
     }
     let expected = "\
-Delivers each Kafka record at the right moment: jobs when they are due, failed records after a growing delay, each \
-exactly once
+Schedule jobs, retry failed records and manage dead letters on Kafka
 
 Usage: redeliver [COMMAND]
 

@@ -223,29 +223,24 @@ fn python_client_reads_dead_letters() {
     watching.wait_for_output(&format!("-- caught up\n{}\n", line(&third[0])), DEADLINE);
 }
 
-/// The program after these words in docs/producers.md, with this broker and topic.
-fn program_in_docs(words: &str, topic: &str) -> String {
+/// The program in docs/producers.md, in Python.
+fn program_in_docs() -> String {
     let page = std::fs::read_to_string(repository().join("docs/producers.md")).unwrap();
-    let (_, rest) = page
-        .split_once(words)
-        .unwrap_or_else(|| panic!("docs/producers.md has no {words:?}"));
-    let (_, program) = rest.split_once("```").unwrap();
-    let (language, program) = program.split_once('\n').unwrap();
-    assert!(
-        ["python", "js"].contains(&language),
-        "{words:?} has a program in {language:?}"
-    );
-    let (program, _) = program.split_once("```").unwrap();
+    let (_, program) = page.split_once("```python\n").unwrap();
+    program.split_once("```").unwrap().0.to_owned()
+}
+
+/// The program with this broker and topic.
+fn with_topic(mut program: String, topic: &str) -> String {
     let quoted = |text: &str| format!("\"{text}\"");
-    let mut program = program.to_owned();
     for (from, to) in [("localhost:9092", brokers().as_str()), ("greetings", topic)] {
-        assert!(program.contains(&quoted(from)), "{words:?} does not name {from}");
+        assert!(program.contains(&quoted(from)), "{from} is not in {program}");
         program = program.replace(&quoted(from), &quoted(to));
     }
     program
 }
 
-/// A program of the docs produces numbers. A pipeline must process them with the program's headers, and each key must be
+/// A program produces numbers. A pipeline must process them with the program's headers, and each key must be
 /// in the partition that Java's clients choose.
 #[track_caller]
 fn produces_what_a_pipeline_handles(name: &str, header: (&str, &str), run: impl FnOnce(&str)) {
@@ -286,29 +281,21 @@ fn documented_python_producer_works() {
     let interpreter = python(&requirements).unwrap();
     produces_what_a_pipeline_handles("docs-python", ("content-type", "application/json"), |topic| {
         let program = files.path().join("produce.py");
-        let text = program_in_docs("Python, with `pip install confluent-kafka`", topic);
-        std::fs::write(&program, text).unwrap();
+        std::fs::write(&program, with_topic(program_in_docs(), topic)).unwrap();
         run(Command::new(interpreter).arg(program)).unwrap();
     });
 }
 
 #[test]
-fn documented_node_producer_works() {
+fn node_producer_works() {
     let files = Scratch::new("docs-node").unwrap();
     let modules = node_modules(&clients().join("node")).unwrap();
     // Node.js looks for modules next to the program, regardless of NODE_PATH.
     std::os::unix::fs::symlink(modules, files.path().join("node_modules")).unwrap();
     produces_what_a_pipeline_handles("docs-node", ("tenant", "c"), |topic| {
         let program = files.path().join("produce.mjs");
-        let text = program_in_docs("Node.js, with `npm install kafkajs`", topic);
-        std::fs::write(&program, text).unwrap();
+        let text = std::fs::read_to_string(clients().join("node/produce.mjs")).unwrap();
+        std::fs::write(&program, with_topic(text, topic)).unwrap();
         run(Command::new("node").arg(program)).unwrap();
     });
-}
-
-#[test]
-fn docs_contain_example_client() {
-    let page = std::fs::read_to_string(repository().join("docs/scheduler.md")).unwrap();
-    let program = std::fs::read_to_string(clients().join("python/schedule.py")).unwrap();
-    assert!(page.contains(&format!("```python\n{program}```\n")), "{page}");
 }

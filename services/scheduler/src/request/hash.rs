@@ -42,9 +42,10 @@ pub(super) struct Identity<'a> {
 
 impl Identity<'_> {
     pub(super) fn hash(&self) -> RequestHash {
-        let mut hash = Parts::new(match self.kind {
-            Kind::App | Kind::Schedule => "job",
-            Kind::LongWait => "long wait",
+        let mut hash = Parts::new(if self.kind == Kind::LongWait {
+            "long wait"
+        } else {
+            "job"
         });
         hash.part(self.app.as_bytes());
         match self.when {

@@ -272,8 +272,7 @@ impl Shard {
         let action = self.settings.due_action(presence, &self.apps, &job, now);
         let may_dispatch = self.settings.lacking(&job).is_none();
         let is_due = job.due <= now && action == DueAction::Dispatch && may_dispatch;
-        let flow = Flow::of(&job);
-        let is_next = self.look_ahead.is_next(&flow, Cursor::of(&job)) && !self.look_ahead.is_parked(&flow);
+        let is_next = self.look_ahead.is_next(&Flow::of(&job), Cursor::of(&job));
         if is_due && is_next && !self.is_crowded && !self.window.is_limited(&job) {
             self.dispatch(&job, topic, now, writes);
         } else {
@@ -285,12 +284,15 @@ impl Shard {
     /// Checks that the index has memory for a job. Records of pipelines are always accepted, because no client would send
     /// them again, but not at once: see [`HeldWaits`](super::held_waits::HeldWaits).
     pub(super) fn check_admission(&self, request: &Request, now: Timestamp) -> Result<(), Failure> {
-        match request.kind {
-            _ if self.memory_pressure() == MemoryPressure::Low => Ok(()),
-            Kind::App if self.stays(request) => self.check_free_memory(schedules::NEVER, now),
-            Kind::App | Kind::Schedule => self.check_free_memory(request.due, now),
-            Kind::LongWait => Ok(()),
+        if request.kind == Kind::LongWait || self.memory_pressure() == MemoryPressure::Low {
+            return Ok(());
         }
+        let due = if self.stays(request) {
+            schedules::NEVER
+        } else {
+            request.due
+        };
+        self.check_free_memory(due, now)
     }
 
     /// Whether something of a job of an application stays in the index for a long or an unknown time although it is due: the job itself or, in a full index, its
@@ -304,10 +306,10 @@ impl Shard {
 
     /// Checks that another job of the application may wait. Records of pipelines are always accepted.
     pub(super) fn check_quota(&self, request: &Request) -> Result<(), Failure> {
-        match request.kind {
-            Kind::App => self.quotas.check(&request.app),
-            Kind::Schedule | Kind::LongWait => Ok(()),
+        if request.kind == Kind::LongWait {
+            return Ok(());
         }
+        self.quotas.check(&request.app)
     }
 
     /// Rejects a command, and counts it by the reason.

@@ -59,7 +59,7 @@ impl Shard {
             }
         }
         for scanned in scan.flows {
-            let Some(part) = parts.flows.get(&scanned.flow) else {
+            let Some(part) = self.look_ahead.part_of(&parts, &scanned.flow) else {
                 continue;
             };
             for ScannedJob { cursor, job } in scanned.rows {
@@ -71,13 +71,10 @@ impl Shard {
                 jobs.insert(cursor, job);
             }
         }
-        for (flow, part) in &parts.flows {
-            self.load_flow(flow, found.remove(flow).unwrap_or_default());
-            self.look_ahead.loaded(flow, part.to);
-        }
         for (flow, jobs) in found {
             self.load_flow(&flow, jobs);
         }
+        self.look_ahead.end_load();
     }
 
     /// Moves jobs of one flow to the window, up to the first one for which there is no room.

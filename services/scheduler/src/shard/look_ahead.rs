@@ -19,6 +19,7 @@ use redeliver_core::{Timestamp, mutant};
 use crate::index::{Cursor, FlowPosition, FlowScan, Scan, ScanRequest};
 use crate::index_messages::ScannedJob;
 use crate::job::Flow;
+use crate::window::Window;
 
 /// The maximum number and size of jobs per scan.
 const MAX_JOBS: usize = 5_000;
@@ -49,20 +50,6 @@ pub(super) enum Release {
     Until(Timestamp),
 }
 
-/// How many jobs fit into the window, in units of small jobs.
-pub(crate) trait WindowRoom {
-    /// Whether the flow has jobs there.
-    fn contains(&self, flow: &Flow) -> bool;
-    /// A number that changes when jobs leave the window.
-    fn departures(&self) -> u64;
-    /// More jobs of this flow.
-    fn of(&self, flow: &Flow) -> usize;
-    /// Jobs of a flow that has none there.
-    fn of_new_flow(&self) -> usize;
-    /// A scan reads a flow only if there is room for so many jobs.
-    fn worthwhile(&self) -> usize;
-}
-
 /// The position of the look-ahead in each flow.
 #[derive(Debug, Default)]
 pub(super) struct LookAhead {
@@ -81,19 +68,48 @@ struct Entry {
     cursor: Option<Cursor>,
     /// How far the scan in progress reads the flow. `None`: it does not, or the position has moved since.
     scanned_until: Option<Timestamp>,
-    /// The first job that has been found missing in the window since the last load began. What is being loaded ends before it.
-    missing: Option<Cursor>,
-    /// [`WindowRoom::departures`] when the next job did not fit. Before others leave the window, another scan would be in vain.
+    /// [`Window::departures`] when the next job did not fit. Before others leave the window, another scan would be in vain.
     refused_at: Option<u64>,
     parked: Option<Parked>,
 }
 
 impl Entry {
+    /// Moves the position, and returns what is before the new one.
+    fn advance(&mut self, to: Cursor) -> Part {
+        self.refused_at = None;
+        Part {
+            after: self.cursor.replace(to),
+            to,
+        }
+    }
+
     /// Whether there is enough room for a scan.
-    fn has_room(&self, flow: &Flow, room: &impl WindowRoom, worthwhile: usize) -> bool {
-        let is_in_vain = self.refused_at == Some(room.departures());
-        let is_worthwhile = !room.contains(flow) || room.of(flow) >= worthwhile;
+    fn has_room(&self, flow: &Flow, window: &Window, worthwhile: usize) -> bool {
+        let is_in_vain = self.refused_at == Some(window.departures());
+        let is_worthwhile = !window.contains_flow(flow) || window.room_for(flow) >= worthwhile;
         !is_in_vain && is_worthwhile
+    }
+
+    /// Which jobs can be read now. Checks the obstacle of a parked flow from time to time.
+    fn release(&mut self, now: Timestamp, release: &impl Fn(&Obstacle) -> Release) -> Release {
+        let Some(parked) = &mut self.parked else {
+            return Release::All;
+        };
+        // The clock may have been set back.
+        if now < parked.next_check && parked.next_check <= now.after(CHECK_INTERVAL) {
+            return Release::Nothing;
+        }
+        match release(&parked.obstacle) {
+            Release::All => {
+                self.parked = None;
+                Release::All
+            }
+            Release::Until(due) if parked.first <= due => Release::Until(due),
+            Release::Until(_) | Release::Nothing => {
+                parked.next_check = now.after(CHECK_INTERVAL);
+                Release::Nothing
+            }
+        }
     }
 }
 
@@ -111,7 +127,7 @@ struct Parked {
 /// What a scan has read.
 #[derive(Debug)]
 pub(super) struct Parts {
-    pub(super) flows: HashMap<Flow, Part>,
+    flows: HashMap<Flow, Part>,
     /// Of all flows without an entry.
     others: Part,
 }
@@ -120,9 +136,9 @@ pub(super) struct Parts {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Part {
     /// The jobs after this position ...
-    pub(super) after: Option<Cursor>,
+    after: Option<Cursor>,
     /// ... up to this one.
-    pub(super) to: Cursor,
+    to: Cursor,
 }
 
 impl Part {
@@ -141,15 +157,10 @@ impl LookAhead {
         Some(cursor) <= self.cursor_of(flow)
     }
 
-    /// Whether nothing of the flow before this position is still to be read.
+    /// Whether nothing of the flow before this position is still to be read. False for a parked flow.
     pub(super) fn is_next(&self, flow: &Flow, cursor: Cursor) -> bool {
-        self.flows
-            .get(flow)
-            .is_none_or(|entry| Some(cursor) <= entry.cursor)
-    }
-
-    pub(super) fn is_parked(&self, flow: &Flow) -> bool {
-        self.flows.get(flow).is_some_and(|entry| entry.parked.is_some())
+        let entry = self.flows.get(flow);
+        entry.is_none_or(|entry| entry.parked.is_none() && Some(cursor) <= entry.cursor)
     }
 
     /// Takes note that a job at this position is not in the window. It is read again.
@@ -157,16 +168,12 @@ impl LookAhead {
         if let Some(parked) = self.flows.get_mut(flow).and_then(|entry| entry.parked.as_mut()) {
             parked.first = parked.first.min(cursor.due);
         }
-        let has_passed = self.has_passed(flow, cursor);
-        if has_passed {
+        if self.has_passed(flow, cursor) {
             let entry = self.entry(flow);
             entry.cursor = Some(cursor.before());
             entry.scanned_until = None;
             // Another job is the next one.
             entry.refused_at = None;
-        }
-        if let Some(entry) = self.flows.get_mut(flow) {
-            entry.missing = Some(entry.missing.map_or(cursor, |missing| missing.min(cursor)));
         }
     }
 
@@ -175,7 +182,6 @@ impl LookAhead {
         self.flows.entry(flow.clone()).or_insert(Entry {
             cursor,
             scanned_until: None,
-            missing: None,
             refused_at: None,
             parked: None,
         })
@@ -204,19 +210,19 @@ impl LookAhead {
         counts
     }
 
-    /// The next scan: of the jobs that are due within `window`, as far as there is room for them.
+    /// The next scan: of the jobs that are due within this time, as far as there is room for them.
     pub(super) fn request(
         &mut self,
         now: Timestamp,
-        window: Duration,
-        room: &impl WindowRoom,
+        ahead: Duration,
+        window: &Window,
         release: impl Fn(&Obstacle) -> Release,
     ) -> Option<ScanRequest> {
         if self.scan.is_some() {
             return None;
         }
-        let (until, horizon) = (now.after(window), now.after(window * 3 / 4));
-        let worthwhile = room.worthwhile();
+        let (until, horizon) = (now.after(ahead), now.after(ahead * 3 / 4));
+        let worthwhile = window.worthwhile_room();
         let is_behind =
             |cursor: Option<Cursor>, due: Timestamp| cursor.is_none_or(|cursor| cursor.due <= due);
         let mut is_needed = is_behind(self.base, horizon);
@@ -227,7 +233,7 @@ impl LookAhead {
                 Release::Nothing => None,
             };
             entry.scanned_until = released.filter(|until| {
-                Some(Cursor::end_of(*until)) > entry.cursor && entry.has_room(flow, room, worthwhile)
+                Some(Cursor::end_of(*until)) > entry.cursor && entry.has_room(flow, window, worthwhile)
             });
             is_needed |= entry
                 .scanned_until
@@ -244,7 +250,7 @@ impl LookAhead {
                 Some(until) => FlowPosition::After {
                     cursor: entry.cursor,
                     until,
-                    jobs: room.of(flow).clamp(1, (MAX_JOBS / wanting.max(1)).max(1)),
+                    jobs: window.room_for(flow).clamp(1, (MAX_JOBS / wanting.max(1)).max(1)),
                 },
                 None => FlowPosition::CountOnly,
             };
@@ -254,7 +260,9 @@ impl LookAhead {
             until,
             now,
             after: self.base,
-            jobs_per_flow: room.of_new_flow().clamp(1, (MAX_JOBS / (wanting + 1)).max(1)),
+            jobs_per_flow: window
+                .room_for_new_flow()
+                .clamp(1, (MAX_JOBS / (wanting + 1)).max(1)),
             positions: positions.collect(),
             jobs: MAX_JOBS,
             bytes: MAX_BYTES,
@@ -271,8 +279,8 @@ impl LookAhead {
         self.scan
     }
 
-    /// Begins to load the result of the scan in progress. `others` are flows whose jobs the index may not contain yet. From here on, a part of a flow is loaded with [`LookAhead::loaded`], and a
-    /// job of another flow that is not in the window must be passed to [`LookAhead::rewind`].
+    /// Begins to load the result of the scan in progress, and moves the positions behind it. `others` are flows whose jobs the index may not contain yet. Each job
+    /// of the parts that does not get into the window must be passed to [`LookAhead::rewind`].
     pub(super) fn begin_load(
         &mut self,
         scan: &Scan<ScannedJob>,
@@ -280,9 +288,6 @@ impl LookAhead {
         now: Timestamp,
     ) -> Option<Parts> {
         let until = self.scan.take()?;
-        for entry in self.flows.values_mut() {
-            entry.missing = None;
-        }
         let mut flows = HashMap::new();
         for FlowScan {
             flow,
@@ -316,9 +321,7 @@ impl LookAhead {
                 last => last.map(|row| row.cursor).filter(|_| scanned_until.is_some()),
             };
             if let Some(to) = to.filter(|to| Some(*to) > entry.cursor) {
-                let after = entry.cursor;
-                entry.refused_at = None;
-                flows.insert(flow.clone(), Part { after, to });
+                flows.insert(flow.clone(), entry.advance(to));
             }
         }
         let found: HashSet<&Flow> = scan.flows.iter().map(|found| &found.flow).collect();
@@ -328,9 +331,7 @@ impl LookAhead {
                 entry.parked = None;
             }
             if let Some(until) = entry.scanned_until.take() {
-                let (after, to) = (entry.cursor, Cursor::end_of(until));
-                entry.refused_at = None;
-                flows.insert(flow.clone(), Part { after, to });
+                flows.insert(flow.clone(), entry.advance(Cursor::end_of(until)));
             }
         }
         let others = Part {
@@ -350,49 +351,17 @@ impl LookAhead {
     }
 
     /// Takes note of the first job of a flow for which there is no room.
-    pub(super) fn lacks_room(&mut self, flow: &Flow, first: Cursor, room: &impl WindowRoom) {
+    pub(super) fn lacks_room(&mut self, flow: &Flow, first: Cursor, window: &Window) {
         self.rewind(flow, first);
         if let Some(entry) = self.flows.get_mut(flow) {
-            entry.refused_at = Some(room.departures());
+            entry.refused_at = Some(window.departures());
         }
     }
 
-    /// A part of a flow is loaded up to this position, except for jobs that were reported as missing meanwhile.
-    pub(super) fn loaded(&mut self, flow: &Flow, to: Cursor) {
-        let Some(entry) = self.flows.get_mut(flow) else {
-            return;
-        };
-        let to = entry
-            .missing
-            .take()
-            .map_or(to, |missing| to.min(missing.before()));
-        entry.cursor = entry.cursor.max(Some(to));
-        if entry.parked.is_none() && entry.cursor >= self.base {
-            self.flows.remove(flow);
-        }
-    }
-}
-
-impl Entry {
-    /// Which jobs can be read now. Checks the obstacle of a parked flow from time to time.
-    fn release(&mut self, now: Timestamp, release: &impl Fn(&Obstacle) -> Release) -> Release {
-        let Some(parked) = &mut self.parked else {
-            return Release::All;
-        };
-        // The clock may have been set back.
-        if now < parked.next_check && parked.next_check <= now.after(CHECK_INTERVAL) {
-            return Release::Nothing;
-        }
-        match release(&parked.obstacle) {
-            Release::All => {
-                self.parked = None;
-                Release::All
-            }
-            Release::Until(due) if parked.first <= due => Release::Until(due),
-            Release::Until(_) | Release::Nothing => {
-                parked.next_check = now.after(CHECK_INTERVAL);
-                Release::Nothing
-            }
-        }
+    /// Ends the load. Flows that have been read as far as all others need no entry any more.
+    pub(super) fn end_load(&mut self) {
+        let base = self.base;
+        self.flows
+            .retain(|_, entry| entry.parked.is_some() || entry.cursor < base);
     }
 }

@@ -25,7 +25,7 @@ impl Shard {
         let is_due_soon =
             job.due <= now.after(self.settings.window) || self.look_ahead.has_passed(&flow, cursor);
         // While earlier jobs of the flow are still to be read, this one is read after them.
-        let is_next = self.look_ahead.is_next(&flow, cursor) && !self.look_ahead.is_parked(&flow);
+        let is_next = self.look_ahead.is_next(&flow, cursor);
         let id = job.id;
         if !(is_due_soon && is_next && self.keep_in_window(job)) {
             self.window.remove(id);

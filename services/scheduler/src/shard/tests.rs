@@ -177,7 +177,8 @@ enum Step {
     ServeIndex(u8),
     /// The state topic contains an unsupported record for a while.
     Halt,
-
+    /// From here on, a scan reads at most so many jobs, as if the next ones were large.
+    LimitScans(usize),
     SetIndexFull(bool),
     /// The topic of the application `gone` is deleted, or created again.
     SetPresence(Presence),
@@ -246,6 +247,7 @@ fn step() -> impl Strategy<Value = Step> {
         1 => (1_usize..20, 0_usize..3).prop_map(|(limit, accepted)| Step::RefusedTurn { limit, accepted }),
         6 => (1_u8..5).prop_map(Step::ServeIndex),
         1 => Just(Step::Halt),
+        1 => prop_oneof![1_usize..4, Just(usize::MAX)].prop_map(Step::LimitScans),
         1 => any::<bool>().prop_map(Step::SetIndexFull),
         2 => prop::sample::select(vec![
             Presence::Exists,
@@ -315,6 +317,8 @@ struct World {
     requests: VecDeque<IndexRequest>,
     is_halted: bool,
     is_full: bool,
+    /// How many jobs a scan reads at most.
+    max_scanned: usize,
     /// Whether the index has no records of ended jobs.
     has_evicted_ended: bool,
     /// Which releases of long waits the index remembers as finished.
@@ -378,6 +382,7 @@ impl World {
             requests: VecDeque::new(),
             is_halted: false,
             is_full: false,
+            max_scanned: usize::MAX,
             has_evicted_ended: false,
             finished_releases: HashMap::new(),
             wait_scans: 0,
@@ -740,7 +745,7 @@ impl World {
             .iter()
             .map(|(flow, position)| (flow, *position))
             .collect();
-        let (mut room, mut bytes) = (request.jobs, 0);
+        let (mut room, mut bytes) = (request.jobs.min(self.max_scanned), 0);
         let first = request.rotation % flows.len().max(1);
         let mut order: Vec<_> = flows.iter().collect();
         order.rotate_left(first);
@@ -870,6 +875,24 @@ impl World {
             self.shard.window_len() <= self.settings.window_jobs,
             "the window is too large"
         );
+        self.check_look_ahead();
+    }
+
+    /// Asserts that the look-ahead skips no job: each waiting one is in the window, or still to be read.
+    fn check_look_ahead(&self) {
+        if self.lost_end > 0 {
+            // What the state topic has lost is in the window only after the next commit.
+            return;
+        }
+        let waiting = self.state.values().filter(|job| job.state == JobState::Scheduled);
+        for job in waiting {
+            let is_to_be_read = !self.shard.look_ahead.has_passed(&Flow::of(job), Cursor::of(job));
+            let in_window = self.shard.window.get(job.id);
+            assert!(
+                is_to_be_read || in_window.is_some_and(|kept| kept.due == job.due),
+                "skipped: {job:?}"
+            );
+        }
     }
 
     fn run_unchecked(&mut self, step: &Step) {
@@ -912,6 +935,7 @@ impl World {
             Step::Turn { limit, is_lost } => self.turn(limit, is_lost),
             Step::RefusedTurn { limit, accepted } => self.refused_turn(limit, accepted),
             Step::ServeIndex(count) => (0..count).for_each(|_| self.serve_index()),
+            Step::LimitScans(jobs) => self.max_scanned = jobs,
             Step::SetIndexFull(is_full) => self.is_full = is_full,
             Step::SetPresence(presence) => self.topics.set(presence),
             Step::SetApp { is_paused, rate } => self.set_apps(AppStates {
@@ -930,6 +954,7 @@ impl World {
     /// Runs until nothing is left to do.
     fn settle(&mut self) {
         self.is_full = false;
+        self.max_scanned = usize::MAX;
         self.topics.set(Presence::Exists);
         self.set_apps(AppStates::default());
         // Whatever was due at any time is due.
@@ -1192,9 +1217,10 @@ proptest! {
         steps in proptest::collection::vec(step(), 0..120),
         rate in proptest::option::of(30.0..200.0),
         index_batch_bytes in index_batch_bytes(),
+        window_jobs in 1_usize..=8,
     ) {
         let app_states = LiveAppStates::fixed(limited(rate));
-        let mut world = World::with(Settings { app_states, index_batch_bytes, ..settings() });
+        let mut world = World::with(Settings { app_states, index_batch_bytes, window_jobs, ..settings() });
         for step in steps {
             world.run(&step);
         }

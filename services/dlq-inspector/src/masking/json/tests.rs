@@ -274,8 +274,11 @@ fn damaged_documents(count: u32) {
         let Some(masked) = mask(input, &paths) else {
             return;
         };
-        let parsed: serde_json::Value = serde_json::from_slice(&masked.text).expect("valid JSON");
-        assert_masked(&parsed);
+        match serde_json::from_slice(&masked.text) {
+            Ok(parsed) => assert_masked(&parsed),
+            // JSON allows larger numbers than this parser.
+            Err(error) => assert!(error.to_string().starts_with("number out of range"), "{error}"),
+        }
         // What is masked is masked only once.
         let again = mask(&masked.text, &paths).unwrap();
         assert_eq!(again.text, masked.text);

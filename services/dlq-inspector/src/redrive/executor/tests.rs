@@ -1,4 +1,4 @@
-//! The executor with a source and a lane that the test plays.
+//! The executor with a decider and a lane that the test plays.
 
 mod removals;
 

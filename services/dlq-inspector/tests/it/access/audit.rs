@@ -307,6 +307,12 @@ async fn disclosure_creates_no_audit_topic() {
     env.put(&topic, 0, vec![dead("k", "v", &[])]).await;
     let mut inspector = env.start().await;
     inspector.until_listed("", 1).await;
+    let request = v1::GetDeadLetterRequest {
+        id: format!("{topic}/0/0"),
+    };
+    let mut client = inspector.client().await;
+    // From now on, the inspector knows the topic, and its producer asks for it again.
+    client.get_dead_letter(request.clone()).await.unwrap();
     let audit = format!("{}-audit", env.base.name());
     delete_topic(&kafka.brokers(), &audit);
     let names = async || {
@@ -321,10 +327,7 @@ async fn disclosure_creates_no_audit_topic() {
         }
     })
     .await;
-    let request = v1::GetDeadLetterRequest {
-        id: format!("{topic}/0/0"),
-    };
-    let refused = inspector.client().await.get_dead_letter(request).await;
+    let refused = client.get_dead_letter(request).await;
     assert_eq!(
         reason(&refused.unwrap_err()).as_deref(),
         Some("AUDIT_UNAVAILABLE")

@@ -5,7 +5,6 @@ use v1::change_schedule::{self as change, Change as Action};
 
 use super::*;
 use crate::schedules::StoredSchedule;
-use crate::shard::look_ahead::WindowRoom as _;
 
 /// Far less than a clock advances in a run, so that several occurrences can be due at once.
 const INTERVAL: i64 = 1;
@@ -526,15 +525,19 @@ fn late_update_fits_into_turns() {
 
 #[test]
 fn stalled_index_delays_schedules() {
+    const IDS: [&str; 8] = ["a", "b", "c", "d", "e", "f", "g", "h"];
     let mut world = World::with(Settings {
-        // So that a schedule is due again before it must be read from the index.
-        window: Duration::from_secs(10),
+        // The look-ahead has passed what is due while the changes pile up: a schedule that leaves the window must be read again.
+        window: Duration::from_secs(60),
+        window_bytes: 64 << 20,
         ..settings()
     });
     let mut spec = every("app", 1);
-    spec.job.as_mut().unwrap().data = vec![0; 500_000].into();
-    world.changed("s", create(spec));
-    for _ in 0..2_000 {
+    spec.job.as_mut().unwrap().data = vec![0; 900_000].into();
+    for id in IDS {
+        world.changed(id, create(spec.clone()));
+    }
+    for _ in 0..100 {
         world.run(&Step::AdvanceClock(1_000));
         world.turn(50, false);
     }
@@ -545,9 +548,11 @@ fn stalled_index_delays_schedules() {
         "the lane would spin"
     );
     world.settle();
-    let stored = world.stored("s").unwrap();
-    assert!(stored.next_occurrence().unwrap().due > world.now.after(Duration::ZERO));
-    assert_eq!(world.occurrences("s").len() as u64, stored.progress.count);
+    for id in IDS {
+        let stored = world.stored(id).unwrap();
+        assert!(stored.next_occurrence().unwrap().due > world.now.after(Duration::ZERO));
+        assert_eq!(world.occurrences(id).len() as u64, stored.progress.count);
+    }
     world.check_occurrences();
 }
 
