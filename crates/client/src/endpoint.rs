@@ -230,7 +230,11 @@ impl Endpoint {
     /// What is sent with each call.
     fn sent(&self) -> Result<SendToken, ClientError> {
         let sent = SendToken::new(self.token.as_deref()).map_err(ClientError::Token)?;
-        let is_exposed = || self.url.parse().is_ok_and(|uri| is_plaintext(&uri) && !is_loopback(&uri));
+        let is_exposed = || {
+            self.url
+                .parse()
+                .is_ok_and(|uri| is_plaintext(&uri) && !is_loopback(&uri))
+        };
         if self.token.is_some() && !self.allows_plaintext_token && is_exposed() {
             return Err(ClientError::PlaintextToken {
                 url: self.url.clone(),

@@ -28,11 +28,7 @@ const ASSETS: [(&str, &str, &str); 4] = [
         "text/javascript; charset=utf-8",
         include_str!("../static/idiomorph-0.8.0.min.js"),
     ),
-    (
-        "icon.svg",
-        "image/svg+xml",
-        include_str!("../static/icon.svg"),
-    ),
+    ("icon.svg", "image/svg+xml", include_str!("../static/icon.svg")),
 ];
 
 /// A hash of all contents, in hexadecimal digits.

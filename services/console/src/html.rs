@@ -22,7 +22,11 @@ pub(crate) fn escaped(text: &str) -> String {
             '\n' | '\t' => html.push(c),
             '\0'..='\u{1f}' => mark(&mut html, char::from_u32(0x2400 + u32::from(c)).unwrap_or('?')),
             '\u{7f}' => mark(&mut html, '\u{2421}'),
-            '\u{80}'..='\u{9f}' | '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2060}'..='\u{2069}' | '\u{feff}' => {
+            '\u{80}'..='\u{9f}'
+            | '\u{200b}'..='\u{200f}'
+            | '\u{2028}'..='\u{202e}'
+            | '\u{2060}'..='\u{2069}'
+            | '\u{feff}' => {
                 let _ = write!(html, "<span class=\"ctl\">U+{:04X}</span>", u32::from(c));
             }
             c => {
@@ -89,7 +93,9 @@ pub(crate) fn exact(time: impl Time) -> Safe<String> {
         None => Safe("<span class=\"none\">–</span>".to_owned()),
         Some(exact) => {
             let shown = exact.trim_end_matches('Z').replace('T', " ");
-            Safe(format!("<time class=\"exact\" datetime=\"{exact}\">{shown} UTC</time>"))
+            Safe(format!(
+                "<time class=\"exact\" datetime=\"{exact}\">{shown} UTC</time>"
+            ))
         }
     }
 }
@@ -171,7 +177,11 @@ pub(crate) fn bars(counts: &[u64], class: &str, label: &str) -> Safe<String> {
     );
     for (index, count) in counts.iter().enumerate() {
         // A count that is not zero is visible.
-        let height = if *count == 0 { 1 } else { (count * (HEIGHT - 2) / most).max(2) };
+        let height = if *count == 0 {
+            1
+        } else {
+            (count * (HEIGHT - 2) / most).max(2)
+        };
         let empty = if *count == 0 { " class=\"empty\"" } else { "" };
         let _ = write!(
             svg,
@@ -289,7 +299,10 @@ mod tests {
             let spans = shown.replace("<span class=\"ctl\">", "").replace("</span>", "");
             assert!(!spans.contains(c), "{c:?} in {shown}");
         }
-        assert!(shown.contains("U+202E") && shown.contains('␛') && shown.contains('␀'), "{shown}");
+        assert!(
+            shown.contains("U+202E") && shown.contains('␛') && shown.contains('␀'),
+            "{shown}"
+        );
     }
 
     #[test]

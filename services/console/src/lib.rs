@@ -45,5 +45,11 @@ pub fn routes(backend: Backend, hosts: Vec<String>) -> Router {
 /// # Errors
 /// None at present: errors of a connection end this connection only.
 pub async fn serve(listener: Listener, backend: Backend, stop: CancellationToken) -> io::Result<()> {
-    http_server::serve(listener, routes(backend, Vec::new()), HttpLimits::default(), stop.cancelled_owned()).await
+    http_server::serve(
+        listener,
+        routes(backend, Vec::new()),
+        HttpLimits::default(),
+        stop.cancelled_owned(),
+    )
+    .await
 }

@@ -24,7 +24,10 @@ const NAVIGATION: [(&str, &[(&str, &str, char)]); 4] = [
             ("/waiting", "Waiting", 'w'),
         ],
     ),
-    ("Scheduler", &[("/jobs", "Jobs", 'j'), ("/schedules", "Schedules", 's')]),
+    (
+        "Scheduler",
+        &[("/jobs", "Jobs", 'j'), ("/schedules", "Schedules", 's')],
+    ),
     ("Find", &[("/trace", "Trace", 't'), ("/audit", "Audit", 'a')]),
 ];
 
@@ -61,7 +64,9 @@ impl Frame {
         self
     }
 
-    pub(crate) fn navigation(&self) -> &'static [(&'static str, &'static [(&'static str, &'static str, char)])] {
+    pub(crate) fn navigation(
+        &self,
+    ) -> &'static [(&'static str, &'static [(&'static str, &'static str, char)])] {
         &NAVIGATION
     }
 
@@ -166,7 +171,9 @@ pub(crate) fn respond(page: &impl Template, status: StatusCode) -> Response {
 
 /// The status of a page whose main part is this.
 pub(crate) fn status<T>(part: &Part<T>) -> StatusCode {
-    part.as_ref().err().map_or(StatusCode::OK, |problem| problem.status)
+    part.as_ref()
+        .err()
+        .map_or(StatusCode::OK, |problem| problem.status)
 }
 
 /// A page that has only a problem to show.
@@ -192,10 +199,13 @@ pub(crate) fn gaps(completeness: Option<&Completeness>, now: Timestamp) -> Optio
     }
     let mut gaps = Vec::new();
     if completeness.missing_count > 0 {
-        let first = completeness.missing.first().map(|missing| match missing.partition {
-            Some(partition) => format!("{}/{partition}", missing.topic),
-            None => missing.topic.clone(),
-        });
+        let first = completeness
+            .missing
+            .first()
+            .map(|missing| match missing.partition {
+                Some(partition) => format!("{}/{partition}", missing.topic),
+                None => missing.topic.clone(),
+            });
         let number = html::number(completeness.missing_count);
         gaps.push(match (completeness.missing_count, first) {
             (1, Some(first)) => format!("partition {first} is missing"),
@@ -216,7 +226,11 @@ pub(crate) fn gaps(completeness: Option<&Completeness>, now: Timestamp) -> Optio
 }
 
 /// What a segment or a parameter of an address need not encode.
-const PLAIN: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'.').remove(b'_').remove(b'~');
+const PLAIN: &AsciiSet = &NON_ALPHANUMERIC
+    .remove(b'-')
+    .remove(b'.')
+    .remove(b'_')
+    .remove(b'~');
 
 /// An address with parameters. Empty ones are left out.
 pub(crate) fn address(path: &str, parameters: &[(&str, &str)]) -> String {
@@ -252,7 +266,10 @@ mod tests {
 
     #[test]
     fn addresses_encode_parameters() {
-        let shown = address("/letters", &[("filter", "a = \"b&c\""), ("state", ""), ("page", "x/y")]);
+        let shown = address(
+            "/letters",
+            &[("filter", "a = \"b&c\""), ("state", ""), ("page", "x/y")],
+        );
         assert_eq!(shown, "/letters?filter=a%20%3D%20%22b%26c%22&page=x%2Fy");
         assert_eq!(segment("/jobs", "../x"), "/jobs/..%2Fx");
     }

@@ -55,7 +55,16 @@ mod tests {
         for entry in fs::read_dir(templates).unwrap() {
             let path = entry.unwrap().path();
             let text = fs::read_to_string(&path).unwrap();
-            for forbidden in [" style=", "<style", " onclick", " onload", " onsubmit", "javascript:", "<script>", "|safe"] {
+            for forbidden in [
+                " style=",
+                "<style",
+                " onclick",
+                " onload",
+                " onsubmit",
+                "javascript:",
+                "<script>",
+                "|safe",
+            ] {
                 assert!(!text.contains(forbidden), "{forbidden} in {}", path.display());
             }
             seen += 1;

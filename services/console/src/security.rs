@@ -18,8 +18,14 @@ const HEADERS: [(HeaderName, &str); 6] = [
     (header::X_CONTENT_TYPE_OPTIONS, "nosniff"),
     (header::X_FRAME_OPTIONS, "DENY"),
     (header::REFERRER_POLICY, "same-origin"),
-    (HeaderName::from_static("cross-origin-opener-policy"), "same-origin"),
-    (HeaderName::from_static("cross-origin-resource-policy"), "same-origin"),
+    (
+        HeaderName::from_static("cross-origin-opener-policy"),
+        "same-origin",
+    ),
+    (
+        HeaderName::from_static("cross-origin-resource-policy"),
+        "same-origin",
+    ),
 ];
 
 /// The host names under which browsers reach the console, besides addresses and `localhost`.
@@ -103,10 +109,17 @@ mod tests {
             "",
             "a b",
         ] {
-            assert_eq!(get("/", Some(host)).await, StatusCode::MISDIRECTED_REQUEST, "{host}");
+            assert_eq!(
+                get("/", Some(host)).await,
+                StatusCode::MISDIRECTED_REQUEST,
+                "{host}"
+            );
         }
         assert_eq!(get("/", None).await, StatusCode::MISDIRECTED_REQUEST);
-        assert_eq!(get("http://evil.example/", None).await, StatusCode::MISDIRECTED_REQUEST);
+        assert_eq!(
+            get("http://evil.example/", None).await,
+            StatusCode::MISDIRECTED_REQUEST
+        );
     }
 
     #[tokio::test]

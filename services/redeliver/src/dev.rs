@@ -136,8 +136,10 @@ async fn run(args: DevArgs) -> anyhow::Result<()> {
         Endpoint::new(addresses.inspector.to_string()),
         Endpoint::new(addresses.scheduler.to_string()),
     )?;
-    host.tasks
-        .spawn("console", redeliver_console::serve(console, backend, stop.clone()));
+    host.tasks.spawn(
+        "console",
+        redeliver_console::serve(console, backend, stop.clone()),
+    );
 
     let totals = Arc::new(Mutex::new(Totals::default()));
     let pipeline = host.config.pipelines[PIPELINE].pipeline(PIPELINE, &host.config.scheduler);

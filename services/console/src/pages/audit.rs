@@ -3,9 +3,9 @@
 use askama::Template;
 use axum::extract::{Query, State};
 use axum::response::Response;
+use redeliver_client::Timestamp;
 use redeliver_client::convert::{from_timestamp, to_timestamp};
 use redeliver_client::messages::{AuditEntry, ListAuditEntriesRequest};
-use redeliver_client::Timestamp;
 use serde::Deserialize;
 
 use crate::backend::Backend;
@@ -70,7 +70,11 @@ pub(crate) async fn page(State(backend): State<Backend>, Query(parameters): Quer
             command += &format!(" {flag} {}", quoted(value));
         }
     }
-    if let Some(from) = from.as_ref().and_then(from_timestamp).and_then(Timestamp::to_rfc3339) {
+    if let Some(from) = from
+        .as_ref()
+        .and_then(from_timestamp)
+        .and_then(Timestamp::to_rfc3339)
+    {
         command += &format!(" --from {from}");
     }
     let mut page = Page {
@@ -101,7 +105,11 @@ pub(crate) async fn page(State(backend): State<Backend>, Query(parameters): Quer
                 ];
                 address(SECTION, &parameters)
             });
-            Ok(answer.entries.into_iter().filter_map(|listed| listed.entry).collect())
+            Ok(answer
+                .entries
+                .into_iter()
+                .filter_map(|listed| listed.entry)
+                .collect())
         }
         Err(error) => Err(error.into()),
     };

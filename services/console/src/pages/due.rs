@@ -53,8 +53,7 @@ pub(crate) async fn page(State(backend): State<Backend>, Query(parameters): Quer
             None
         }
     };
-    let (stats, schedules, waits) =
-        tokio::join!(jobs.stats(None, MINUTES), schedules.list(request), waits);
+    let (stats, schedules, waits) = tokio::join!(jobs.stats(None, MINUTES), schedules.list(request), waits);
     let frame = Frame::new(SECTION, "Due").command(format!("redeliver jobs stats --minutes {MINUTES}"));
     let page = Page {
         // A scan of the retry topics is not repeated.

@@ -3,9 +3,7 @@
 use askama::Template;
 use axum::extract::{Path, Query, State};
 use axum::response::Response;
-use redeliver_client::messages::{
-    Group, GroupState, ListDeadLettersRequest, ListGroupsRequest,
-};
+use redeliver_client::messages::{Group, GroupState, ListDeadLettersRequest, ListGroupsRequest};
 use serde::Deserialize;
 
 use crate::backend::Backend;
@@ -120,7 +118,10 @@ pub(super) fn open(filter: &str, most: i32) -> ListGroupsRequest {
 
 pub(crate) async fn list(State(backend): State<Backend>, Query(parameters): Query<Parameters>) -> Response {
     let Some((_, _, states)) = TABS.iter().find(|(name, ..)| *name == parameters.show) else {
-        return Failed::respond(SECTION, Problem::invalid("`show` must be resolved, muted or all."));
+        return Failed::respond(
+            SECTION,
+            Problem::invalid("`show` must be resolved, muted or all."),
+        );
     };
     let Some((_, _, order, sort)) = ORDERS.iter().find(|(name, ..)| *name == parameters.sort) else {
         return Failed::respond(SECTION, Problem::invalid("`sort` must be new or count."));
@@ -180,10 +181,17 @@ pub(crate) async fn list(State(backend): State<Backend>, Query(parameters): Quer
             page.gaps = gaps(answer.completeness.as_ref(), page.frame.now);
             let token = answer.next_page_token;
             page.next = (!token.is_empty()).then(|| {
-                let Parameters { show, filter, sort, .. } = &page.parameters;
+                let Parameters {
+                    show, filter, sort, ..
+                } = &page.parameters;
                 address(
                     SECTION,
-                    &[("show", show), ("filter", filter), ("sort", sort), ("page", &token)],
+                    &[
+                        ("show", show),
+                        ("filter", filter),
+                        ("sort", sort),
+                        ("page", &token),
+                    ],
                 )
             });
             Ok(answer.groups.into_iter().map(Row::of).collect())
@@ -223,7 +231,13 @@ pub(crate) async fn one(State(backend): State<Backend>, Path(id): Path<String>) 
     let page = One {
         gaps: gaps(group.completeness.as_ref(), frame.now),
         samples: samples
-            .map(|answer| answer.dead_letters.into_iter().map(super::letters::Row::of).collect())
+            .map(|answer| {
+                answer
+                    .dead_letters
+                    .into_iter()
+                    .map(super::letters::Row::of)
+                    .collect()
+            })
             .map_err(Problem::from),
         all: address("/letters", &[("filter", &filter)]),
         row: Row::of(group),

@@ -51,7 +51,10 @@ pub(crate) async fn list(State(backend): State<Backend>, Query(parameters): Quer
         page_token: parameters.page.clone(),
         ..ListJobsRequest::default()
     };
-    let (jobs, stats) = tokio::join!(client.list(request), client.stats((!app.is_empty()).then_some(app), 60));
+    let (jobs, stats) = tokio::join!(
+        client.list(request),
+        client.stats((!app.is_empty()).then_some(app), 60)
+    );
     let command = match app {
         "" => "redeliver jobs ls".to_owned(),
         app => format!("redeliver jobs ls --app {}", quoted(app)),

@@ -119,7 +119,8 @@ pub(crate) async fn list(State(backend): State<Backend>, Query(parameters): Quer
             page.gaps = gaps(answer.completeness.as_ref(), page.frame.now);
             let token = answer.next_page_token;
             let filter = &page.parameters.filter;
-            page.next = (!token.is_empty()).then(|| address(SECTION, &[("filter", filter), ("page", &token)]));
+            page.next =
+                (!token.is_empty()).then(|| address(SECTION, &[("filter", filter), ("page", &token)]));
             Ok(answer.dead_letters.into_iter().map(Row::of).collect())
         }
         Err(error) => Err(error.into()),
@@ -152,7 +153,11 @@ impl One {
     }
 
     fn steps(&self, trace: &PipelineTrace) -> Vec<Step> {
-        trace.steps.iter().map(|step| Step::of(step, self.frame.now)).collect()
+        trace
+            .steps
+            .iter()
+            .map(|step| Step::of(step, self.frame.now))
+            .collect()
     }
 }
 

@@ -3,11 +3,11 @@
 use askama::Template;
 use axum::extract::{Query, State};
 use axum::response::Response;
+use redeliver_client::Timestamp;
 use redeliver_client::messages::{
     NextStep, Overview, OverviewOrder, OverviewPart, OverviewSelection, PipelineOverview, Problem as Wrong,
     ProblemKind,
 };
-use redeliver_client::Timestamp;
 use serde::Deserialize;
 
 use crate::backend::Backend;
@@ -57,7 +57,10 @@ struct Row {
 
 impl Row {
     fn of(pipeline: &PipelineOverview) -> Self {
-        let counts = pipeline.waiting.iter().map(|place| place.waiting.as_ref().and_then(|count| count.records));
+        let counts = pipeline
+            .waiting
+            .iter()
+            .map(|place| place.waiting.as_ref().and_then(|count| count.records));
         let dead = pipeline.dead_letters.as_ref();
         let filter = format!("pipeline = \"{}\" AND state = OPEN", pipeline.pipeline);
         Self {
@@ -117,10 +120,12 @@ fn title(wrong: &Wrong) -> String {
         ProblemKind::BreakerOpen => format!("The endpoint of {} fails", wrong.pipeline),
         ProblemKind::Overdue => format!("{} records of {} are overdue", count(), wrong.pipeline),
         ProblemKind::RedriveBraked => format!("{} redriven records came back", count()),
-        ProblemKind::GroupRegressed | ProblemKind::GroupNew => [&wrong.template, &wrong.error_code, &wrong.error_class]
-            .into_iter()
-            .find(|text| !text.is_empty())
-            .map_or_else(|| "no error in the headers".to_owned(), Clone::clone),
+        ProblemKind::GroupRegressed | ProblemKind::GroupNew => {
+            [&wrong.template, &wrong.error_code, &wrong.error_class]
+                .into_iter()
+                .find(|text| !text.is_empty())
+                .map_or_else(|| "no error in the headers".to_owned(), Clone::clone)
+        }
         ProblemKind::Incomplete => format!("{} not known", part(wrong.part())),
         ProblemKind::Paused => format!("{} is paused", wrong.control),
         ProblemKind::Unspecified => "This console is older than the inspector".to_owned(),
@@ -175,7 +180,11 @@ fn link(wrong: &Wrong) -> String {
         NextStep::Resume => address("/audit", &[("target", &wrong.control), ("since", "30d")]),
         NextStep::CheckRetryTier => address(
             "/waiting",
-            &[("pipeline", &wrong.pipeline), ("place", &wrong.place), ("scan", "records")],
+            &[
+                ("pipeline", &wrong.pipeline),
+                ("place", &wrong.place),
+                ("scan", "records"),
+            ],
         ),
         _ if !wrong.pipeline.is_empty() => segment("/pipelines", &wrong.pipeline),
         _ => SECTION.to_owned(),
@@ -212,7 +221,12 @@ pub(crate) async fn page(State(backend): State<Backend>, Query(parameters): Quer
     let by_name = !parameters.after.is_empty();
     let selection = OverviewSelection {
         prefix: parameters.prefix.trim().to_owned(),
-        order: if by_name { OverviewOrder::ByName } else { OverviewOrder::WorstFirst }.into(),
+        order: if by_name {
+            OverviewOrder::ByName
+        } else {
+            OverviewOrder::WorstFirst
+        }
+        .into(),
         limit: PIPELINES,
         after: parameters.after.clone(),
         ..OverviewSelection::default()
@@ -231,11 +245,13 @@ pub(crate) async fn page(State(backend): State<Backend>, Query(parameters): Quer
         page.gaps = gaps(overview.completeness.as_ref(), page.frame.now);
         let shown = overview.pipelines.len();
         let last = overview.pipelines.last();
-        page.next = last.filter(|_| shown < overview.pipeline_count as usize).map(|last| {
-            // Pages exist in the order of names only.
-            let after = if by_name { last.pipeline.as_str() } else { " " };
-            address(SECTION, &[("prefix", &page.parameters.prefix), ("after", after)])
-        });
+        page.next = last
+            .filter(|_| shown < overview.pipeline_count as usize)
+            .map(|last| {
+                // Pages exist in the order of names only.
+                let after = if by_name { last.pipeline.as_str() } else { " " };
+                address(SECTION, &[("prefix", &page.parameters.prefix), ("after", after)])
+            });
     }
     let status = status(&page.overview);
     respond(&page, status)

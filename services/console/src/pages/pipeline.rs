@@ -54,7 +54,11 @@ impl Page {
     }
 
     fn scan(&self, place: &str, scan: &str) -> String {
-        let parameters = [("pipeline", self.pipeline.pipeline.as_str()), ("place", place), ("scan", scan)];
+        let parameters = [
+            ("pipeline", self.pipeline.pipeline.as_str()),
+            ("place", place),
+            ("scan", scan),
+        ];
         address("/waiting", &parameters)
     }
 }

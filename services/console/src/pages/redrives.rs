@@ -151,7 +151,10 @@ pub(crate) async fn one(
         .command(format!("redeliver dlq redrives show {}", quoted(&id)));
     let is_over = matches!(
         redrive.state(),
-        RedriveState::Succeeded | RedriveState::PartiallySucceeded | RedriveState::Failed | RedriveState::Cancelled
+        RedriveState::Succeeded
+            | RedriveState::PartiallySucceeded
+            | RedriveState::Failed
+            | RedriveState::Cancelled
     );
     let page = One {
         frame: if is_over { frame } else { frame.live() },

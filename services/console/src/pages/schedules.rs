@@ -149,9 +149,7 @@ pub(crate) async fn one(State(backend): State<Backend>, Path(id): Path<String>) 
                 frame: Frame::new(SECTION, format!("Schedule {id}"))
                     .command(format!("redeliver schedules get {}", quoted(&id))),
                 row: Row::of(schedule),
-                occurrences: preview
-                    .map(|preview| preview.occurrences)
-                    .map_err(Problem::from),
+                occurrences: preview.map(|preview| preview.occurrences).map_err(Problem::from),
             };
             respond(&page, axum::http::StatusCode::OK)
         }

@@ -32,7 +32,11 @@ struct Page {
 
 impl Page {
     fn steps(&self, trace: &PipelineTrace) -> Vec<Step> {
-        trace.steps.iter().map(|step| Step::of(step, self.frame.now)).collect()
+        trace
+            .steps
+            .iter()
+            .map(|step| Step::of(step, self.frame.now))
+            .collect()
     }
 }
 
