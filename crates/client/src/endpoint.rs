@@ -12,7 +12,44 @@ use tonic::transport::{Certificate, Channel, ClientTlsConfig, Identity, Uri};
 use crate::error::ClientError;
 
 /// A channel that adds the token to each call.
-pub(crate) type Connection = InterceptedService<Channel, SendToken>;
+pub(crate) type Caller = InterceptedService<Channel, SendToken>;
+
+/// A connection to a service, and who calls. Clones share the connection. If it is lost, the next call reconnects.
+#[derive(Clone, Debug)]
+pub struct Connection {
+    channel: Channel,
+    endpoint: Endpoint,
+    sent: SendToken,
+}
+
+impl Connection {
+    /// The same connection for calls with this token, and with this reason for the audit log if it is not empty. `None` sends no token.
+    ///
+    /// # Errors
+    /// [`ClientError::Token`] if the token cannot be sent, and [`ClientError::PlaintextToken`] if other machines could read it.
+    pub fn with_caller(&self, token: Option<&str>, reason: &str) -> Result<Self, ClientError> {
+        let endpoint = Endpoint {
+            token: token.map(str::to_owned),
+            reason: (!reason.is_empty()).then(|| reason.to_owned()),
+            ..self.endpoint.clone()
+        };
+        Ok(Self {
+            channel: self.channel.clone(),
+            sent: endpoint.sent()?,
+            endpoint,
+        })
+    }
+
+    /// The address of the service.
+    #[must_use]
+    pub fn url(&self) -> &str {
+        self.endpoint.url()
+    }
+
+    pub(crate) fn caller(&self) -> Caller {
+        InterceptedService::new(self.channel.clone(), self.sent.clone())
+    }
+}
 
 /// The maximum size of a response, in bytes. A page of dead letters with values can be large.
 pub(crate) const MAX_RESPONSE: usize = 256 << 20;
@@ -27,7 +64,7 @@ macro_rules! client {
         $(#[$about])*
         #[derive(Clone, Debug)]
         pub struct $client {
-            service: $service<$crate::endpoint::Connection>,
+            service: $service<$crate::endpoint::Caller>,
             url: String,
         }
 
@@ -37,11 +74,16 @@ macro_rules! client {
             /// # Errors
             /// If the endpoint is invalid or the service cannot be reached.
             pub async fn connect(endpoint: &$crate::Endpoint) -> Result<Self, $crate::ClientError> {
-                let connection = endpoint.connect().await?;
-                Ok(Self {
-                    service: $service::new(connection).max_decoding_message_size($crate::endpoint::MAX_RESPONSE),
-                    url: endpoint.url().to_owned(),
-                })
+                Ok(Self::new(&endpoint.connect().await?))
+            }
+
+            /// Calls the service over a connection that other clients and other callers share.
+            #[must_use]
+            pub fn new(connection: &$crate::Connection) -> Self {
+                Self {
+                    service: $service::new(connection.caller()).max_decoding_message_size($crate::endpoint::MAX_RESPONSE),
+                    url: connection.url().to_owned(),
+                }
             }
 
             $($(#[$doc])*
@@ -158,16 +200,59 @@ impl Endpoint {
     }
 
     /// Connects. If the connection is lost, the next call reconnects.
-    pub(crate) async fn connect(&self) -> Result<Connection, ClientError> {
-        let mut token = SendToken::new(self.token.as_deref()).map_err(ClientError::Token)?;
-        if let Some(reason) = &self.reason {
-            token = token.with_reason(reason);
+    ///
+    /// # Errors
+    /// If the endpoint is invalid or the service cannot be reached.
+    pub async fn connect(&self) -> Result<Connection, ClientError> {
+        let (sent, transport) = (self.sent()?, self.transport()?);
+        match transport.connect().await {
+            Ok(channel) => Ok(self.connection(channel, sent)),
+            Err(error) => Err(ClientError::unreachable(&self.url, &error).explained().await),
         }
+    }
+
+    /// Connects with the first call, and again with a later one if the connection is lost. Must be called within a tokio runtime.
+    ///
+    /// # Errors
+    /// If the endpoint is invalid.
+    pub fn connect_lazily(&self) -> Result<Connection, ClientError> {
+        let (sent, transport) = (self.sent()?, self.transport()?);
+        Ok(self.connection(transport.connect_lazy(), sent))
+    }
+
+    fn connection(&self, channel: Channel, sent: SendToken) -> Connection {
+        Connection {
+            channel,
+            endpoint: self.clone(),
+            sent,
+        }
+    }
+
+    /// What is sent with each call.
+    fn sent(&self) -> Result<SendToken, ClientError> {
+        let sent = SendToken::new(self.token.as_deref()).map_err(ClientError::Token)?;
+        let is_exposed = || {
+            self.url
+                .parse()
+                .is_ok_and(|uri| is_plaintext(&uri) && !is_loopback(&uri))
+        };
+        if self.token.is_some() && !self.allows_plaintext_token && is_exposed() {
+            return Err(ClientError::PlaintextToken {
+                url: self.url.clone(),
+            });
+        }
+        Ok(match &self.reason {
+            Some(reason) => sent.with_reason(reason),
+            None => sent,
+        })
+    }
+
+    fn transport(&self) -> Result<tonic::transport::Endpoint, ClientError> {
         let invalid = |problem: String| ClientError::Endpoint {
             url: self.url.clone(),
             problem,
         };
-        let mut endpoint = tonic::transport::Endpoint::from_shared(self.url.clone())
+        let endpoint = tonic::transport::Endpoint::from_shared(self.url.clone())
             .map_err(|_| {
                 invalid("is not an address; expected one such as http://127.0.0.1:50051".to_owned())
             })?
@@ -182,13 +267,7 @@ impl Endpoint {
             })
         };
         match endpoint.uri().scheme_str() {
-            Some("http") => {
-                if self.token.is_some() && !self.allows_plaintext_token && !is_loopback(endpoint.uri()) {
-                    return Err(ClientError::PlaintextToken {
-                        url: self.url.clone(),
-                    });
-                }
-            }
+            Some("http") => Ok(endpoint),
             Some("https") => {
                 let mut tls = ClientTlsConfig::new().trust_anchors(system_roots().roots);
                 if let Some(path) = &self.ca_file {
@@ -198,17 +277,16 @@ impl Endpoint {
                     let certificate = read("certificate file", certificate)?;
                     tls = tls.identity(Identity::from_pem(certificate, read("key file", key)?));
                 }
-                endpoint = endpoint
-                    .tls_config(tls)
-                    .map_err(|error| invalid(format!("cannot be reached with TLS: {error}")))?;
+                let with_tls = endpoint.tls_config(tls);
+                with_tls.map_err(|error| invalid(format!("cannot be reached with TLS: {error}")))
             }
-            Some(_) | None => return Err(invalid("must begin with http:// or https://".to_owned())),
-        }
-        match endpoint.connect().await {
-            Ok(channel) => Ok(InterceptedService::new(channel, token)),
-            Err(error) => Err(ClientError::unreachable(&self.url, &error).explained().await),
+            Some(_) | None => Err(invalid("must begin with http:// or https://".to_owned())),
         }
     }
+}
+
+fn is_plaintext(uri: &Uri) -> bool {
+    uri.scheme_str() == Some("http")
 }
 
 /// Whether the host of an address is this machine.

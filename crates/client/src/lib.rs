@@ -65,7 +65,7 @@ mod waiting;
 pub use audit::AuditClient;
 pub use controls::{ControlClient, TierReleases};
 pub use dead_letters::{DeadLetterClient, Payload, Watch};
-pub use endpoint::Endpoint;
+pub use endpoint::{Connection, Endpoint};
 pub use error::{ClientError, ErrorDetails};
 pub use ingest::{IngestTopic, InvalidCommand};
 pub use jobs::{Answer, JobClient, Scheduled};

@@ -12,6 +12,8 @@ use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
 use clap::Args;
+use redeliver_client::Endpoint;
+use redeliver_console::Backend;
 use redeliver_core::{Headers, Output, SchedulerTopics};
 use redeliver_kafka::KafkaSettings;
 use redeliver_kafka::embedded::EmbeddedBroker;
@@ -38,6 +40,9 @@ pub(crate) struct DevArgs {
     /// Address of /livez, /readyz, /metrics and /config; if it is in use, a free port is chosen
     #[arg(long, default_value = "127.0.0.1:9464")]
     admin: SocketAddr,
+    /// Address of the console; if it is in use, a free port is chosen
+    #[arg(long, default_value = "127.0.0.1:8484")]
+    console: SocketAddr,
     /// Log level: error, warn, info, debug or directives
     #[arg(long, default_value = "error")]
     log: String,
@@ -48,6 +53,7 @@ impl Default for DevArgs {
         Self {
             rate: 2.0,
             admin: SocketAddr::from(([127, 0, 0, 1], 9464)),
+            console: SocketAddr::from(([127, 0, 0, 1], 8484)),
             log: "error".to_owned(),
         }
     }
@@ -86,12 +92,14 @@ async fn run(args: DevArgs) -> anyhow::Result<()> {
     let admin = bind_or_free_port("admin.listen", args.admin)?;
     let jobs_api = bind_or_free_port("scheduler.listen", defaults.scheduler.listen)?;
     let inspector = bind_or_free_port("dlq_inspector.listen", defaults.dlq_inspector.listen)?;
+    let console = bind_or_free_port("console.listen", args.console)?;
     let mut addresses = Addresses {
         brokers: defaults.kafka.brokers,
         endpoint: endpoint.local_addr()?,
         admin: admin.local_addr()?,
         scheduler: jobs_api.local_addr()?,
         inspector: inspector.local_addr()?,
+        console: console.local_addr()?,
     };
     let topics = all_topics(&Config::from_yaml(&addresses.config(&args.log))?).topics;
     let topics = topics
@@ -124,6 +132,14 @@ async fn run(args: DevArgs) -> anyhow::Result<()> {
     redeliver_scheduler::mount(&mut host, jobs.clone()).await?;
     redeliver_scheduler::api::mount(&mut host, jobs, jobs_api).await?;
     redeliver_dlq_inspector::mount(&mut host, inspector)?;
+    let backend = Backend::new(
+        Endpoint::new(addresses.inspector.to_string()),
+        Endpoint::new(addresses.scheduler.to_string()),
+    )?;
+    host.tasks.spawn(
+        "console",
+        redeliver_console::serve(console, backend, stop.clone()),
+    );
 
     let totals = Arc::new(Mutex::new(Totals::default()));
     let pipeline = host.config.pipelines[PIPELINE].pipeline(PIPELINE, &host.config.scheduler);
@@ -168,6 +184,7 @@ struct Addresses {
     admin: SocketAddr,
     scheduler: SocketAddr,
     inspector: SocketAddr,
+    console: SocketAddr,
 }
 
 impl Addresses {
@@ -179,6 +196,7 @@ impl Addresses {
             admin,
             scheduler,
             inspector,
+            ..
         } = self;
         format!(
             "instance: dev
@@ -205,10 +223,13 @@ shutdown: {{ grace: 10s }}
             admin,
             scheduler,
             inspector,
+            console,
             ..
         } = self;
         crate::say(format_args!(
-            "All services of Redeliver are running in this process, with demonstration data.
+            "Open http://{console} in a browser: it shows what fails, what waits and what is due.
+
+All services of Redeliver are running in this process, with demonstration data.
 The embedded broker ({brokers}) is not durable and does not demonstrate the delivery guarantees.
 
   jobs -> scheduler -> docs, when due

@@ -14,6 +14,7 @@ mod cli;
 mod cli_schedules;
 mod client;
 mod clock;
+mod console;
 mod control;
 mod demo;
 mod deployment;

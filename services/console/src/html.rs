@@ -1,0 +1,350 @@
+//! Times, numbers, bytes and small charts as HTML. Everything that comes from records is escaped.
+
+use std::borrow::Borrow;
+use std::fmt::{self, Write as _};
+use std::time::Duration;
+
+use askama::filters::{Escaper as _, Html, Safe};
+use redeliver_client::Timestamp;
+use redeliver_client::convert::from_timestamp;
+use redeliver_client::messages::Position;
+
+/// A text with HTML characters escaped, and with controls and bidirectional marks replaced by visible symbols: they could hide or
+/// reorder what is around them.
+pub(crate) fn text(text: impl AsRef<str>) -> Safe<String> {
+    Safe(escaped(text.as_ref()))
+}
+
+pub(crate) fn escaped(text: &str) -> String {
+    let mut html = String::with_capacity(text.len());
+    for c in text.chars() {
+        match c {
+            '\n' | '\t' => html.push(c),
+            '\0'..='\u{1f}' => mark(&mut html, char::from_u32(0x2400 + u32::from(c)).unwrap_or('?')),
+            '\u{7f}' => mark(&mut html, '\u{2421}'),
+            '\u{80}'..='\u{9f}'
+            | '\u{200b}'..='\u{200f}'
+            | '\u{2028}'..='\u{202e}'
+            | '\u{2060}'..='\u{2069}'
+            | '\u{feff}' => {
+                let _ = write!(html, "<span class=\"ctl\">U+{:04X}</span>", u32::from(c));
+            }
+            c => {
+                let _ = Html.write_escaped_char(&mut html, c);
+            }
+        }
+    }
+    html
+}
+
+fn mark(html: &mut String, symbol: char) {
+    let _ = write!(html, "<span class=\"ctl\">{symbol}</span>");
+}
+
+/// What pages show as a time.
+pub(crate) trait Time {
+    fn time(&self) -> Option<Timestamp>;
+}
+
+impl Time for Timestamp {
+    fn time(&self) -> Option<Timestamp> {
+        Some(*self)
+    }
+}
+
+impl Time for prost_types::Timestamp {
+    fn time(&self) -> Option<Timestamp> {
+        from_timestamp(self)
+    }
+}
+
+impl<T: Time> Time for Option<T> {
+    fn time(&self) -> Option<Timestamp> {
+        self.as_ref().and_then(T::time)
+    }
+}
+
+impl<T: Time> Time for &T {
+    fn time(&self) -> Option<Timestamp> {
+        T::time(self)
+    }
+}
+
+/// The time, if there is one.
+pub(crate) fn when(time: impl Time) -> Option<Timestamp> {
+    time.time()
+}
+
+/// A time as the age or the wait that a person thinks in, with the exact time for the script that shows it in the zone of the viewer.
+pub(crate) fn time(time: impl Time, now: impl Borrow<Timestamp>) -> Safe<String> {
+    let Some((time, exact)) = time.time().and_then(|time| Some((time, time.to_rfc3339()?))) else {
+        return Safe("<span class=\"none\">–</span>".to_owned());
+    };
+    let relative = relative(time, *now.borrow());
+    let shown = exact.get(..19).unwrap_or(&exact).replace('T', " ");
+    Safe(format!(
+        "<time datetime=\"{exact}\" title=\"{shown} UTC\">{relative}</time>"
+    ))
+}
+
+/// A time to the millisecond, in UTC.
+pub(crate) fn exact(time: impl Time) -> Safe<String> {
+    match time.time().and_then(Timestamp::to_rfc3339) {
+        None => Safe("<span class=\"none\">–</span>".to_owned()),
+        Some(exact) => {
+            let shown = exact.trim_end_matches('Z').replace('T', " ");
+            Safe(format!(
+                "<time class=\"exact\" datetime=\"{exact}\">{shown} UTC</time>"
+            ))
+        }
+    }
+}
+
+fn relative(time: Timestamp, now: Timestamp) -> String {
+    if time > now {
+        format!("in {}", duration(time.since(now)))
+    } else {
+        match now.since(time) {
+            age if age < Duration::from_secs(1) => "just now".to_owned(),
+            age => format!("{} ago", duration(age)),
+        }
+    }
+}
+
+/// The largest two units of a duration, such as `3 h 20 min`.
+pub(crate) fn duration(duration: Duration) -> String {
+    let seconds = duration.as_secs();
+    let units = [(86_400, "d"), (3_600, "h"), (60, "min"), (1, "s")];
+    let Some(first) = units.iter().position(|(length, _)| seconds >= *length) else {
+        return format!("{} ms", duration.as_millis());
+    };
+    let (length, name) = units[first];
+    let mut shown = format!("{} {name}", seconds / length);
+    // Tens of a unit need no second one.
+    if let Some((next, next_name)) = units.get(first + 1)
+        && seconds / length < 10
+        && let rest @ 1.. = seconds % length / next
+    {
+        let _ = write!(shown, " {rest} {next_name}");
+    }
+    shown
+}
+
+/// A whole number with thin spaces between thousands.
+pub(crate) fn number(number: impl fmt::Display) -> String {
+    let digits = number.to_string();
+    let mut shown = String::with_capacity(digits.len() * 2);
+    for (index, digit) in digits.chars().enumerate() {
+        if index > 0 && (digits.len() - index).is_multiple_of(3) {
+            shown.push('\u{202f}');
+        }
+        shown.push(digit);
+    }
+    shown
+}
+
+/// A number of bytes, such as `1.4 KiB`.
+pub(crate) fn bytes(bytes: impl Borrow<u64>) -> String {
+    let bytes = *bytes.borrow();
+    let units = [("GiB", 30), ("MiB", 20), ("KiB", 10)];
+    match units.iter().find(|(_, shift)| bytes >> shift > 0) {
+        None => format!("{bytes} B"),
+        Some((name, shift)) => {
+            let tenths = u128::from(bytes) * 10 >> shift;
+            format!("{}.{} {name}", tenths / 10, tenths % 10)
+        }
+    }
+}
+
+/// `topic/partition/offset`, or only the topic if that is all that is known.
+pub(crate) fn position(position: &Position) -> String {
+    if position.partition < 0 || position.offset < 0 {
+        position.topic.clone()
+    } else {
+        format!("{}/{}/{}", position.topic, position.partition, position.offset)
+    }
+}
+
+/// A bar chart of counts, the oldest first, as an image with a text for who does not see it.
+pub(crate) fn bars(counts: &[u64], class: &str, label: &str) -> Safe<String> {
+    const HEIGHT: u64 = 28;
+    const STEP: usize = 5;
+    let most = counts.iter().copied().max().unwrap_or(0).max(1);
+    let width = counts.len() * STEP;
+    let mut svg = format!(
+        "<svg class=\"bars {class}\" viewBox=\"0 0 {width} {HEIGHT}\" preserveAspectRatio=\"none\" role=\"img\" aria-label=\"{}\">",
+        escaped(label)
+    );
+    for (index, count) in counts.iter().enumerate() {
+        // A count that is not zero is visible.
+        let height = if *count == 0 {
+            1
+        } else {
+            (count * (HEIGHT - 2) / most).max(2)
+        };
+        let empty = if *count == 0 { " class=\"empty\"" } else { "" };
+        let _ = write!(
+            svg,
+            "<rect{empty} x=\"{}\" y=\"{}\" width=\"{}\" height=\"{height}\"/>",
+            index * STEP,
+            HEIGHT - height,
+            STEP - 1
+        );
+    }
+    svg.push_str("</svg>");
+    Safe(svg)
+}
+
+/// Bytes of a record as a person reads them best.
+pub(crate) enum Shown {
+    Json(String),
+    Text(String),
+    Hex(String),
+}
+
+/// The most bytes of a value on a page.
+const SHOWN: usize = 256 << 10;
+
+impl Shown {
+    pub(crate) fn of(value: &[u8]) -> Self {
+        let beginning = &value[..value.len().min(SHOWN)];
+        if let Ok(json) = serde_json::from_slice::<&serde_json::value::RawValue>(beginning)
+            && let Ok(tree) = serde_json::from_str::<serde_json::Value>(json.get())
+            && let Ok(pretty) = serde_json::to_string_pretty(&tree)
+        {
+            return Self::Json(pretty);
+        }
+        match text_of(beginning) {
+            Some(text) => Self::Text(text.to_owned()),
+            None => Self::Hex(hex(beginning)),
+        }
+    }
+
+    pub(crate) fn kind(&self) -> &'static str {
+        match self {
+            Self::Json(_) => "JSON",
+            Self::Text(_) => "text",
+            Self::Hex(_) => "hex",
+        }
+    }
+}
+
+impl fmt::Display for Shown {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (Self::Json(text) | Self::Text(text) | Self::Hex(text)) = self;
+        f.write_str(&escaped(text))
+    }
+}
+
+impl askama::filters::HtmlSafe for Shown {}
+
+/// UTF-8, also if the end cuts a character.
+fn text_of(bytes: &[u8]) -> Option<&str> {
+    match str::from_utf8(bytes) {
+        Ok(text) => Some(text),
+        Err(error) if error.error_len().is_none() && bytes.len() == SHOWN => {
+            str::from_utf8(&bytes[..error.valid_up_to()]).ok()
+        }
+        Err(_) => None,
+    }
+}
+
+/// Rows of 16 bytes with their offset and their ASCII characters. At most 4 KiB.
+fn hex(bytes: &[u8]) -> String {
+    let mut rows = String::new();
+    for (row, bytes) in bytes.chunks(16).take(256).enumerate() {
+        let _ = write!(rows, "{:06x}  ", row * 16);
+        for index in 0..16 {
+            match bytes.get(index) {
+                Some(byte) => {
+                    let _ = write!(rows, "{byte:02x} ");
+                }
+                None => rows.push_str("   "),
+            }
+        }
+        rows.push(' ');
+        rows.extend(bytes.iter().map(|byte| match byte {
+            b' '..=b'~' => char::from(*byte),
+            _ => '.',
+        }));
+        rows.push('\n');
+    }
+    rows
+}
+
+/// A key or a header value in one line.
+pub(crate) fn line(value: Option<&[u8]>) -> Safe<String> {
+    match value {
+        None => Safe("<span class=\"none\">null</span>".to_owned()),
+        Some([]) => Safe("<span class=\"none\">empty</span>".to_owned()),
+        Some(bytes) => match str::from_utf8(bytes) {
+            Ok(text) => Safe(escaped(text)),
+            Err(_) => {
+                let digits: String = bytes.iter().take(64).map(|byte| format!("{byte:02x}")).collect();
+                let rest = if bytes.len() > 64 { "…" } else { "" };
+                Safe(format!("<span class=\"hex\">0x{digits}{rest}</span>"))
+            }
+        },
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn hostile_text_is_inert() {
+        let shown = escaped("<script>\u{202e}\u{1b}[2J\0\"'&");
+        for c in ['<', '\u{202e}', '\u{1b}', '\0', '"', '\''] {
+            let spans = shown.replace("<span class=\"ctl\">", "").replace("</span>", "");
+            assert!(!spans.contains(c), "{c:?} in {shown}");
+        }
+        assert!(
+            shown.contains("U+202E") && shown.contains('␛') && shown.contains('␀'),
+            "{shown}"
+        );
+    }
+
+    #[test]
+    fn durations_have_two_units() {
+        let cases = [
+            (0, "0 ms"),
+            (59_000, "59 s"),
+            (61_000, "1 min 1 s"),
+            (12 * 60_000 + 5_000, "12 min"),
+            (3_600_000, "1 h"),
+            (26 * 3_600_000, "1 d 2 h"),
+        ];
+        for (millis, expected) in cases {
+            assert_eq!(duration(Duration::from_millis(millis)), expected);
+        }
+    }
+
+    #[test]
+    fn relative_times_name_direction() {
+        let now = Timestamp::from_millis(1_000_000_000);
+        let shown = |offset: i64| relative(Timestamp::from_millis(now.as_millis() + offset), now);
+        assert_eq!(shown(-200), "just now");
+        assert_eq!(shown(-90_000), "1 min 30 s ago");
+        assert_eq!(shown(5_000), "in 5 s");
+    }
+
+    #[test]
+    fn numbers_and_sizes_are_short() {
+        assert_eq!(number(999_u64), "999");
+        assert_eq!(number(1_234_567_u64), "1\u{202f}234\u{202f}567");
+        assert_eq!(bytes(1_023), "1023 B");
+        assert_eq!(bytes(1_500), "1.4 KiB");
+        assert_eq!(bytes(u64::MAX), "17179869183.9 GiB");
+    }
+
+    #[test]
+    fn values_are_shown_by_content() {
+        assert_eq!(Shown::of(b"{\"a\":[1]}").kind(), "JSON");
+        assert_eq!(Shown::of(b"[1").kind(), "text");
+        assert_eq!(Shown::of(&[0xff, 0x00]).kind(), "hex");
+        let cut = "ü".repeat(SHOWN).into_bytes();
+        assert_eq!(Shown::of(&cut[1..]).kind(), "hex");
+        assert_eq!(Shown::of(&cut).kind(), "text");
+    }
+}

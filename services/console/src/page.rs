@@ -1,0 +1,283 @@
+//! What pages share: the frame, problems in place of what could not be read, and addresses.
+
+use askama::Template;
+use axum::http::StatusCode;
+use axum::response::{Html, IntoResponse, Response};
+use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
+use redeliver_client::convert::time;
+use redeliver_client::messages::Completeness;
+use redeliver_client::{ClientError, Code, Timestamp};
+use redeliver_core::{Clock as _, SystemClock, error_chain};
+
+use crate::assets;
+use crate::html;
+
+/// The entries of the navigation, in their groups: path, name, and key to go there after `g`.
+const NAVIGATION: [(&str, &[(&str, &str, char)]); 4] = [
+    ("Overview", &[("/", "Now", 'n'), ("/due", "Due", 'u')]),
+    (
+        "Failures",
+        &[
+            ("/groups", "Groups", 'g'),
+            ("/letters", "Dead letters", 'd'),
+            ("/redrives", "Redrives", 'r'),
+            ("/waiting", "Waiting", 'w'),
+        ],
+    ),
+    (
+        "Scheduler",
+        &[("/jobs", "Jobs", 'j'), ("/schedules", "Schedules", 's')],
+    ),
+    ("Find", &[("/trace", "Trace", 't'), ("/audit", "Audit", 'a')]),
+];
+
+/// What surrounds the content of a page.
+pub(crate) struct Frame {
+    /// The path of the page's entry in the navigation.
+    section: &'static str,
+    pub(crate) title: String,
+    /// The command that shows the same.
+    pub(crate) command: Option<String>,
+    pub(crate) now: Timestamp,
+    /// Whether the page reads itself again every two seconds.
+    pub(crate) live: bool,
+}
+
+impl Frame {
+    pub(crate) fn new(section: &'static str, title: impl Into<String>) -> Self {
+        Self {
+            section,
+            title: title.into(),
+            command: None,
+            now: SystemClock.now(),
+            live: false,
+        }
+    }
+
+    pub(crate) fn command(mut self, command: impl Into<String>) -> Self {
+        self.command = Some(command.into());
+        self
+    }
+
+    pub(crate) fn live(mut self) -> Self {
+        self.live = true;
+        self
+    }
+
+    pub(crate) fn navigation(
+        &self,
+    ) -> &'static [(&'static str, &'static [(&'static str, &'static str, char)])] {
+        &NAVIGATION
+    }
+
+    pub(crate) fn current(&self, path: &str) -> bool {
+        self.section == path
+    }
+
+    pub(crate) fn version(&self) -> &'static str {
+        &assets::VERSION
+    }
+}
+
+/// Why a part of a page is missing, in the place of this part.
+#[derive(Debug)]
+pub(crate) struct Problem {
+    pub(crate) status: StatusCode,
+    pub(crate) title: String,
+    pub(crate) detail: String,
+    /// What to do next.
+    pub(crate) advice: String,
+}
+
+pub(crate) type Part<T> = Result<T, Problem>;
+
+impl Problem {
+    /// The address names nothing that exists.
+    pub(crate) fn not_found(what: &str) -> Self {
+        Self {
+            status: StatusCode::NOT_FOUND,
+            title: format!("{what} not found"),
+            detail: "It does not exist, retention has removed it, or you may not see it.".to_owned(),
+            advice: String::new(),
+        }
+    }
+
+    /// A parameter of the address is invalid.
+    pub(crate) fn invalid(detail: impl Into<String>) -> Self {
+        Self {
+            status: StatusCode::BAD_REQUEST,
+            title: "Invalid request".to_owned(),
+            detail: detail.into(),
+            advice: "Correct the address or the form.".to_owned(),
+        }
+    }
+}
+
+impl From<ClientError> for Problem {
+    fn from(error: ClientError) -> Self {
+        let scope = error.details().and_then(|details| details.scope.clone());
+        let (status, title, advice) = match (&error, error.code()) {
+            (ClientError::Unreachable { url, .. }, _) => (
+                StatusCode::BAD_GATEWAY,
+                format!("{url} does not answer"),
+                "The rest of the page is current. This part comes back by itself.".to_owned(),
+            ),
+            (_, Some(Code::InvalidArgument)) => (
+                StatusCode::BAD_REQUEST,
+                "Invalid request".to_owned(),
+                "Correct the filter or the address.".to_owned(),
+            ),
+            (_, Some(Code::NotFound)) => (StatusCode::NOT_FOUND, "Not found".to_owned(), String::new()),
+            (_, Some(Code::Unauthenticated)) => (
+                StatusCode::UNAUTHORIZED,
+                "Not signed in".to_owned(),
+                "Sign in with a token of the service.".to_owned(),
+            ),
+            (_, Some(Code::PermissionDenied)) => (
+                StatusCode::FORBIDDEN,
+                "Not permitted".to_owned(),
+                scope.map_or_else(String::new, |scope| format!("Needs the scope {scope}.")),
+            ),
+            (error, _) if error.is_transient() => (
+                StatusCode::SERVICE_UNAVAILABLE,
+                "Not available now".to_owned(),
+                "This part comes back by itself.".to_owned(),
+            ),
+            _ => (
+                StatusCode::BAD_GATEWAY,
+                "The service answers with an error".to_owned(),
+                String::new(),
+            ),
+        };
+        Self {
+            status,
+            title,
+            detail: error_chain::error_chain(&error),
+            advice,
+        }
+    }
+}
+
+/// A page as a response. The status is that of its main part.
+pub(crate) fn respond(page: &impl Template, status: StatusCode) -> Response {
+    match page.render() {
+        Ok(html) => (status, Html(html)).into_response(),
+        Err(error) => {
+            tracing::error!(%error, "page not rendered");
+            StatusCode::INTERNAL_SERVER_ERROR.into_response()
+        }
+    }
+}
+
+/// The status of a page whose main part is this.
+pub(crate) fn status<T>(part: &Part<T>) -> StatusCode {
+    part.as_ref()
+        .err()
+        .map_or(StatusCode::OK, |problem| problem.status)
+}
+
+/// A page that has only a problem to show.
+#[derive(Template)]
+#[template(path = "failed.html")]
+pub(crate) struct Failed {
+    pub(crate) frame: Frame,
+    pub(crate) problem: Problem,
+}
+
+impl Failed {
+    pub(crate) fn respond(section: &'static str, problem: Problem) -> Response {
+        let (frame, status) = (Frame::new(section, problem.title.clone()), problem.status);
+        respond(&Self { frame, problem }, status)
+    }
+}
+
+/// What an answer lacks; `None` if it is complete.
+pub(crate) fn gaps(completeness: Option<&Completeness>, now: Timestamp) -> Option<String> {
+    let completeness = completeness?;
+    if completeness.complete {
+        return None;
+    }
+    let mut gaps = Vec::new();
+    if completeness.missing_count > 0 {
+        let first = completeness
+            .missing
+            .first()
+            .map(|missing| match missing.partition {
+                Some(partition) => format!("{}/{partition}", missing.topic),
+                None => missing.topic.clone(),
+            });
+        let number = html::number(completeness.missing_count);
+        gaps.push(match (completeness.missing_count, first) {
+            (1, Some(first)) => format!("partition {first} is missing"),
+            (_, Some(first)) => format!("{number} partitions are missing, such as {first}"),
+            (_, None) => format!("{number} partitions are missing"),
+        });
+    }
+    if !completeness.states_known {
+        gaps.push("the states of dead letters are not known".to_owned());
+    }
+    if !completeness.group_states_problem.is_empty() {
+        gaps.push(completeness.group_states_problem.clone());
+    }
+    if let Some(as_of) = time(completeness.as_of) {
+        gaps.push(format!("as of {} ago", html::duration(now.since(as_of))));
+    }
+    Some(gaps.join("; "))
+}
+
+/// What a segment or a parameter of an address need not encode.
+const PLAIN: &AsciiSet = &NON_ALPHANUMERIC
+    .remove(b'-')
+    .remove(b'.')
+    .remove(b'_')
+    .remove(b'~');
+
+/// An address with parameters. Empty ones are left out.
+pub(crate) fn address(path: &str, parameters: &[(&str, &str)]) -> String {
+    let mut address = path.to_owned();
+    let set = parameters.iter().filter(|(_, value)| !value.is_empty());
+    for (index, (name, value)) in set.enumerate() {
+        address.push(if index == 0 { '?' } else { '&' });
+        address.push_str(name);
+        address.push('=');
+        address.extend(utf8_percent_encode(value, PLAIN));
+    }
+    address
+}
+
+/// An address with one more segment.
+pub(crate) fn segment(path: &str, segment: impl AsRef<str>) -> String {
+    format!("{path}/{}", utf8_percent_encode(segment.as_ref(), PLAIN))
+}
+
+/// A text as one argument of a shell.
+pub(crate) fn quoted(text: &str) -> String {
+    let is_plain = |c: char| c.is_ascii_alphanumeric() || "-_./:@".contains(c);
+    if !text.is_empty() && text.chars().all(is_plain) {
+        text.to_owned()
+    } else {
+        format!("'{}'", text.replace('\'', r"'\''"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn addresses_encode_parameters() {
+        let shown = address(
+            "/letters",
+            &[("filter", "a = \"b&c\""), ("state", ""), ("page", "x/y")],
+        );
+        assert_eq!(shown, "/letters?filter=a%20%3D%20%22b%26c%22&page=x%2Fy");
+        assert_eq!(segment("/jobs", "../x"), "/jobs/..%2Fx");
+    }
+
+    #[test]
+    fn arguments_are_quoted_for_shells() {
+        assert_eq!(quoted("orders-dlq/7/0"), "orders-dlq/7/0");
+        assert_eq!(quoted("it's $HOME"), r"'it'\''s $HOME'");
+        assert_eq!(quoted(""), "''");
+    }
+}

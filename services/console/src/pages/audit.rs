@@ -1,0 +1,118 @@
+//! Who has changed or seen what.
+
+use askama::Template;
+use axum::extract::{Query, State};
+use axum::response::Response;
+use redeliver_client::Timestamp;
+use redeliver_client::convert::{from_timestamp, to_timestamp};
+use redeliver_client::messages::{AuditEntry, ListAuditEntriesRequest};
+use serde::Deserialize;
+
+use crate::backend::Backend;
+use crate::page::{Failed, Frame, Part, Problem, address, quoted, respond, status};
+
+const SECTION: &str = "/audit";
+const PAGE_SIZE: i32 = 100;
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+pub(crate) struct Parameters {
+    by: String,
+    action: String,
+    target: String,
+    /// How far back, such as `7d`.
+    since: String,
+    page: String,
+}
+
+#[derive(Template)]
+#[template(path = "audit.html")]
+struct Page {
+    frame: Frame,
+    parameters: Parameters,
+    entries: Part<Vec<AuditEntry>>,
+    is_incomplete: bool,
+    next: Option<String>,
+}
+
+pub(crate) async fn page(State(backend): State<Backend>, Query(parameters): Query<Parameters>) -> Response {
+    let frame = Frame::new(SECTION, "Audit");
+    let from = match parameters.since.trim() {
+        "" => None,
+        since => match since.parse::<redeliver_core::HumanDuration>() {
+            Ok(since) => {
+                let since = i64::try_from(since.as_millis()).unwrap_or(i64::MAX);
+                let from = frame.now.as_millis().saturating_sub(since).max(0);
+                Some(to_timestamp(Timestamp::from_millis(from)))
+            }
+            Err(_) => {
+                let problem = "`since` must be a duration such as 12h or 7d.";
+                return Failed::respond(SECTION, Problem::invalid(problem));
+            }
+        },
+    };
+    let request = ListAuditEntriesRequest {
+        from,
+        until: None,
+        by: parameters.by.trim().to_owned(),
+        action: parameters.action.trim().to_owned(),
+        target: parameters.target.trim().to_owned(),
+        page_size: PAGE_SIZE,
+        page_token: parameters.page.clone(),
+    };
+    let mut command = "redeliver dlq audit".to_owned();
+    for (flag, value) in [
+        ("--by", &parameters.by),
+        ("--action", &parameters.action),
+        ("--target", &parameters.target),
+    ] {
+        if !value.is_empty() {
+            command += &format!(" {flag} {}", quoted(value));
+        }
+    }
+    if let Some(from) = from
+        .as_ref()
+        .and_then(from_timestamp)
+        .and_then(Timestamp::to_rfc3339)
+    {
+        command += &format!(" --from {from}");
+    }
+    let mut page = Page {
+        frame: frame.command(command),
+        entries: Ok(Vec::new()),
+        is_incomplete: false,
+        next: None,
+        parameters,
+    };
+    page.entries = match backend.audit().list(request).await {
+        Ok(answer) => {
+            page.is_incomplete = answer.incomplete;
+            let Parameters {
+                by,
+                action,
+                target,
+                since,
+                ..
+            } = &page.parameters;
+            let token = answer.next_page_token;
+            page.next = (!token.is_empty()).then(|| {
+                let parameters = [
+                    ("by", by.as_str()),
+                    ("action", action),
+                    ("target", target),
+                    ("since", since),
+                    ("page", &token),
+                ];
+                address(SECTION, &parameters)
+            });
+            Ok(answer
+                .entries
+                .into_iter()
+                .filter_map(|listed| listed.entry)
+                .collect())
+        }
+        Err(error) => Err(error.into()),
+    };
+    let status = status(&page.entries);
+    respond(&page, status)
+}

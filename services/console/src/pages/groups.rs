@@ -1,0 +1,247 @@
+//! Groups of dead letters that fail for the same reason.
+
+use askama::Template;
+use axum::extract::{Path, Query, State};
+use axum::response::Response;
+use redeliver_client::messages::{Group, GroupState, ListDeadLettersRequest, ListGroupsRequest};
+use serde::Deserialize;
+
+use crate::backend::Backend;
+use crate::html;
+use crate::page::{Failed, Frame, Part, Problem, address, gaps, quoted, respond, segment, status};
+
+const SECTION: &str = "/groups";
+const PAGE_SIZE: i32 = 50;
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+pub(crate) struct Parameters {
+    filter: String,
+    /// The name of a tab.
+    show: String,
+    sort: String,
+    page: String,
+}
+
+/// The tabs: name in the address, label, and the states of groups, of which none means all.
+const TABS: [(&str, &str, &[GroupState]); 4] = [
+    ("", "Needs attention", &[GroupState::Open, GroupState::Regressed]),
+    ("resolved", "Resolved", &[GroupState::Resolved]),
+    ("muted", "Muted", &[GroupState::Muted]),
+    ("all", "All", &[]),
+];
+
+/// The orders: name in the address, label, `order_by` of the API, `--sort` of the command.
+const ORDERS: [(&str, &str, &str, &str); 3] = [
+    ("", "last seen", "", ""),
+    ("new", "first seen", "first_dead_at desc", "first-seen"),
+    ("count", "count", "count desc", "count"),
+];
+
+#[derive(Template)]
+#[template(path = "groups.html")]
+struct Groups {
+    frame: Frame,
+    parameters: Parameters,
+    tabs: Vec<Tab>,
+    orders: Vec<Tab>,
+    groups: Part<Vec<Row>>,
+    gaps: Option<String>,
+    next: Option<String>,
+}
+
+/// A link that may be the current one.
+pub(crate) struct Tab {
+    pub(crate) label: &'static str,
+    pub(crate) link: String,
+    pub(crate) is_current: bool,
+}
+
+/// A group in a list.
+pub(crate) struct Row {
+    pub(crate) group: Group,
+    pub(crate) link: String,
+}
+
+impl Row {
+    pub(crate) fn of(group: Group) -> Self {
+        Self {
+            link: segment(SECTION, &group.id),
+            group,
+        }
+    }
+
+    pub(crate) fn state(&self) -> &'static str {
+        state_class(self.group.state())
+    }
+
+    /// What failed, in one line.
+    pub(crate) fn reason(&self) -> &str {
+        let Group {
+            template,
+            error_code,
+            error_class,
+            ..
+        } = &self.group;
+        [template, error_code, error_class]
+            .into_iter()
+            .find(|text| !text.is_empty())
+            .map_or("no error in the headers", |text| text)
+    }
+
+    pub(crate) fn trend(&self) -> askama::filters::Safe<String> {
+        let last: u64 = self.group.trend.iter().sum();
+        let label = format!("{} dead letters in the last 24 hours", html::number(last));
+        html::bars(&self.group.trend, "spark", &label)
+    }
+}
+
+fn state_class(state: GroupState) -> &'static str {
+    match state {
+        GroupState::Unspecified => "unknown",
+        GroupState::Open => "open",
+        GroupState::Resolved => "resolved",
+        GroupState::Muted => "muted",
+        GroupState::Regressed => "regressed",
+    }
+}
+
+/// Asks for the groups that need attention.
+pub(super) fn open(filter: &str, most: i32) -> ListGroupsRequest {
+    ListGroupsRequest {
+        filter: filter.to_owned(),
+        page_size: most,
+        states: [GroupState::Open, GroupState::Regressed].map(i32::from).to_vec(),
+        ..ListGroupsRequest::default()
+    }
+}
+
+pub(crate) async fn list(State(backend): State<Backend>, Query(parameters): Query<Parameters>) -> Response {
+    let Some((_, _, states)) = TABS.iter().find(|(name, ..)| *name == parameters.show) else {
+        return Failed::respond(
+            SECTION,
+            Problem::invalid("`show` must be resolved, muted or all."),
+        );
+    };
+    let Some((_, _, order, sort)) = ORDERS.iter().find(|(name, ..)| *name == parameters.sort) else {
+        return Failed::respond(SECTION, Problem::invalid("`sort` must be new or count."));
+    };
+    let request = ListGroupsRequest {
+        filter: parameters.filter.clone(),
+        page_size: PAGE_SIZE,
+        page_token: parameters.page.clone(),
+        order_by: (*order).to_owned(),
+        states: states.iter().map(|state| i32::from(*state)).collect(),
+        ..ListGroupsRequest::default()
+    };
+    let answer = backend.dead_letters().groups(request).await;
+    let mut command = "redeliver dlq groups".to_owned();
+    for state in *states {
+        command += &format!(" --state {}", state_class(*state));
+    }
+    if !sort.is_empty() {
+        command += &format!(" --sort {sort}");
+    }
+    if !parameters.filter.is_empty() {
+        command += &format!(" --filter {}", quoted(&parameters.filter));
+    }
+    let frame = Frame::new(SECTION, "Groups").command(command);
+    let link = |show: &str, sort: &str, page: &str| {
+        address(
+            SECTION,
+            &[
+                ("show", show),
+                ("filter", &parameters.filter),
+                ("sort", sort),
+                ("page", page),
+            ],
+        )
+    };
+    let tabs = TABS.map(|(name, label, _)| Tab {
+        label,
+        link: link(name, &parameters.sort, ""),
+        is_current: name == parameters.show,
+    });
+    let orders = ORDERS.map(|(name, label, ..)| Tab {
+        label,
+        link: link(&parameters.show, name, ""),
+        is_current: name == parameters.sort,
+    });
+    let mut page = Groups {
+        frame,
+        tabs: tabs.into(),
+        orders: orders.into(),
+        gaps: None,
+        next: None,
+        groups: Ok(Vec::new()),
+        parameters,
+    };
+    page.groups = match answer {
+        Ok(answer) => {
+            page.gaps = gaps(answer.completeness.as_ref(), page.frame.now);
+            let token = answer.next_page_token;
+            page.next = (!token.is_empty()).then(|| {
+                let Parameters {
+                    show, filter, sort, ..
+                } = &page.parameters;
+                address(
+                    SECTION,
+                    &[
+                        ("show", show),
+                        ("filter", filter),
+                        ("sort", sort),
+                        ("page", &token),
+                    ],
+                )
+            });
+            Ok(answer.groups.into_iter().map(Row::of).collect())
+        }
+        Err(error) => Err(error.into()),
+    };
+    let status = status(&page.groups);
+    respond(&page, status)
+}
+
+#[derive(Template)]
+#[template(path = "group.html")]
+struct One {
+    frame: Frame,
+    row: Row,
+    gaps: Option<String>,
+    samples: Part<Vec<super::letters::Row>>,
+    all: String,
+}
+
+pub(crate) async fn one(State(backend): State<Backend>, Path(id): Path<String>) -> Response {
+    let client = backend.dead_letters();
+    let group = match client.group(&id).await {
+        Ok(Some(group)) => group,
+        Ok(None) => return Failed::respond(SECTION, Problem::not_found("Group")),
+        Err(error) => return Failed::respond(SECTION, error.into()),
+    };
+    let filter = format!("group = {id}");
+    let request = ListDeadLettersRequest {
+        filter: filter.clone(),
+        page_size: 10,
+        ..ListDeadLettersRequest::default()
+    };
+    let samples = client.list(request).await;
+    let frame = Frame::new(SECTION, format!("Group {id}"))
+        .command(format!("redeliver dlq group show {}", quoted(&id)));
+    let page = One {
+        gaps: gaps(group.completeness.as_ref(), frame.now),
+        samples: samples
+            .map(|answer| {
+                answer
+                    .dead_letters
+                    .into_iter()
+                    .map(super::letters::Row::of)
+                    .collect()
+            })
+            .map_err(Problem::from),
+        all: address("/letters", &[("filter", &filter)]),
+        row: Row::of(group),
+        frame,
+    };
+    respond(&page, axum::http::StatusCode::OK)
+}

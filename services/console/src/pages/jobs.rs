@@ -1,0 +1,121 @@
+//! Scheduled jobs.
+
+use askama::Template;
+use axum::extract::{Path, Query, State};
+use axum::response::Response;
+use redeliver_client::JobId;
+use redeliver_client::messages::{Job, ListJobsRequest, Stats};
+use serde::Deserialize;
+
+use crate::backend::Backend;
+use crate::html::Shown;
+use crate::page::{Failed, Frame, Part, Problem, address, quoted, respond, segment, status};
+
+const SECTION: &str = "/jobs";
+const PAGE_SIZE: i32 = 100;
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+pub(crate) struct Parameters {
+    app: String,
+    page: String,
+    /// The id of a job to go to.
+    id: String,
+}
+
+#[derive(Template)]
+#[template(path = "jobs.html")]
+struct Jobs {
+    frame: Frame,
+    parameters: Parameters,
+    jobs: Part<Vec<Row>>,
+    stats: Part<Stats>,
+    next: Option<String>,
+}
+
+struct Row {
+    job: Job,
+    link: String,
+}
+
+pub(crate) async fn list(State(backend): State<Backend>, Query(parameters): Query<Parameters>) -> Response {
+    let id = parameters.id.trim();
+    if !id.is_empty() {
+        return show(&backend, id).await;
+    }
+    let client = backend.jobs();
+    let app = parameters.app.trim();
+    let request = ListJobsRequest {
+        app: app.to_owned(),
+        page_size: PAGE_SIZE,
+        page_token: parameters.page.clone(),
+        ..ListJobsRequest::default()
+    };
+    let (jobs, stats) = tokio::join!(
+        client.list(request),
+        client.stats((!app.is_empty()).then_some(app), 60)
+    );
+    let command = match app {
+        "" => "redeliver jobs ls".to_owned(),
+        app => format!("redeliver jobs ls --app {}", quoted(app)),
+    };
+    let (jobs, next) = match jobs {
+        Ok(answer) => {
+            let token = answer.next_page_token;
+            let next = (!token.is_empty()).then(|| address(SECTION, &[("app", app), ("page", &token)]));
+            let row = |job: Job| Row {
+                link: segment(SECTION, &job.id),
+                job,
+            };
+            (Ok(answer.jobs.into_iter().map(row).collect()), next)
+        }
+        Err(error) => (Err(error.into()), None),
+    };
+    let page = Jobs {
+        frame: Frame::new(SECTION, "Jobs").command(command),
+        jobs,
+        stats: stats.map_err(Problem::from),
+        next,
+        parameters,
+    };
+    let status = status(&page.jobs);
+    respond(&page, status)
+}
+
+#[derive(Template)]
+#[template(path = "job.html")]
+struct One {
+    frame: Frame,
+    job: Job,
+    data: Option<Shown>,
+}
+
+impl One {
+    fn state(&self) -> String {
+        self.job.state().name().unwrap_or_default()
+    }
+}
+
+pub(crate) async fn one(State(backend): State<Backend>, Path(id): Path<String>) -> Response {
+    show(&backend, &id).await
+}
+
+async fn show(backend: &Backend, id: &str) -> Response {
+    let Ok(parsed) = id.parse::<JobId>() else {
+        let problem = format!("`{id}` is not the id of a job.");
+        return Failed::respond(SECTION, Problem::invalid(problem));
+    };
+    match backend.jobs().get(parsed).await {
+        Ok(Some(job)) => {
+            let page = One {
+                frame: Frame::new(SECTION, format!("Job {id}"))
+                    .command(format!("redeliver jobs get {}", quoted(id))),
+                data: (!job.data.is_empty()).then(|| Shown::of(&job.data)),
+                job,
+            };
+            respond(&page, axum::http::StatusCode::OK)
+        }
+        Ok(None) => Failed::respond(SECTION, Problem::not_found("Job")),
+        Err(error) => Failed::respond(SECTION, error.into()),
+    }
+}

@@ -1,0 +1,197 @@
+//! Dead letters: a list, and one with its payload and its life.
+
+use askama::Template;
+use askama::filters::Safe;
+use axum::extract::{Path, Query, State};
+use axum::http::StatusCode;
+use axum::response::Response;
+use redeliver_client::messages::{
+    DeadLetter, DeadLetterState, Header, ListDeadLettersRequest, PipelineTrace, Position, TraceRecordRequest,
+};
+use serde::Deserialize;
+
+use super::trace::Step;
+use crate::backend::Backend;
+use crate::html::{self, Shown};
+use crate::page::{Failed, Frame, Part, Problem, address, gaps, quoted, respond, segment, status};
+
+const SECTION: &str = "/letters";
+const PAGE_SIZE: i32 = 50;
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+pub(crate) struct Parameters {
+    filter: String,
+    page: String,
+}
+
+#[derive(Template)]
+#[template(path = "letters.html")]
+struct Letters {
+    frame: Frame,
+    parameters: Parameters,
+    letters: Part<Vec<Row>>,
+    gaps: Option<String>,
+    next: Option<String>,
+    /// Filters that a click sets.
+    suggestions: [(&'static str, String); 4],
+}
+
+/// A dead letter in a list.
+pub(crate) struct Row {
+    pub(crate) letter: DeadLetter,
+    pub(crate) link: String,
+}
+
+impl Row {
+    pub(crate) fn of(letter: DeadLetter) -> Self {
+        Self {
+            link: link(letter.position.as_ref()),
+            letter,
+        }
+    }
+
+    pub(crate) fn state(&self) -> &'static str {
+        state_class(self.letter.state())
+    }
+
+    pub(crate) fn reason(&self) -> &str {
+        let DeadLetter {
+            error_message,
+            error_code,
+            error_class,
+            ..
+        } = &self.letter;
+        [error_message, error_code, error_class]
+            .into_iter()
+            .find(|text| !text.is_empty())
+            .map_or("no error in the headers", |text| text)
+    }
+}
+
+/// The page of the dead letter at a position.
+pub(crate) fn link(position: Option<&Position>) -> String {
+    let Some(position) = position else {
+        return SECTION.to_owned();
+    };
+    let topic = segment(SECTION, &position.topic);
+    format!("{topic}/{}/{}", position.partition, position.offset)
+}
+
+pub(crate) fn state_class(state: DeadLetterState) -> &'static str {
+    match state {
+        DeadLetterState::Unspecified => "unknown",
+        DeadLetterState::Open => "open",
+        DeadLetterState::Redriven => "redriven",
+        DeadLetterState::Discarded => "discarded",
+    }
+}
+
+pub(crate) async fn list(State(backend): State<Backend>, Query(parameters): Query<Parameters>) -> Response {
+    let request = ListDeadLettersRequest {
+        filter: parameters.filter.clone(),
+        page_size: PAGE_SIZE,
+        page_token: parameters.page.clone(),
+        ..ListDeadLettersRequest::default()
+    };
+    let answer = backend.dead_letters().list(request).await;
+    let command = match parameters.filter.as_str() {
+        "" => "redeliver dlq ls".to_owned(),
+        filter => format!("redeliver dlq ls --filter {}", quoted(filter)),
+    };
+    let frame = Frame::new(SECTION, "Dead letters").command(command);
+    let with = |filter: &str| address(SECTION, &[("filter", filter)]);
+    let mut page = Letters {
+        suggestions: [
+            ("all", with("")),
+            ("open", with("state = OPEN")),
+            ("permanent", with("state = OPEN AND error_class = \"permanent\"")),
+            ("retried out", with("state = OPEN AND retry_count > 0")),
+        ],
+        letters: Ok(Vec::new()),
+        gaps: None,
+        next: None,
+        frame,
+        parameters,
+    };
+    page.letters = match answer {
+        Ok(answer) => {
+            page.gaps = gaps(answer.completeness.as_ref(), page.frame.now);
+            let token = answer.next_page_token;
+            let filter = &page.parameters.filter;
+            page.next =
+                (!token.is_empty()).then(|| address(SECTION, &[("filter", filter), ("page", &token)]));
+            Ok(answer.dead_letters.into_iter().map(Row::of).collect())
+        }
+        Err(error) => Err(error.into()),
+    };
+    let status = status(&page.letters);
+    respond(&page, status)
+}
+
+#[derive(Template)]
+#[template(path = "letter.html")]
+struct One {
+    frame: Frame,
+    row: Row,
+    gaps: Option<String>,
+    /// `None` without a value on the page; `is_null` says whether the record has none.
+    value: Option<Shown>,
+    is_null: bool,
+    headers: Vec<(String, Safe<String>)>,
+    life: Part<Vec<PipelineTrace>>,
+    group: String,
+}
+
+impl One {
+    fn origin(&self) -> Option<String> {
+        self.row.letter.origin.as_ref().map(html::position)
+    }
+
+    fn withheld(&self) -> bool {
+        self.row.letter.payload_withheld != 0
+    }
+
+    fn steps(&self, trace: &PipelineTrace) -> Vec<Step> {
+        trace
+            .steps
+            .iter()
+            .map(|step| Step::of(step, self.frame.now))
+            .collect()
+    }
+}
+
+pub(crate) async fn one(
+    State(backend): State<Backend>,
+    Path((topic, partition, offset)): Path<(String, i32, i64)>,
+) -> Response {
+    let id = format!("{topic}/{partition}/{offset}");
+    let trace = TraceRecordRequest {
+        position: Some(Position {
+            topic,
+            partition,
+            offset,
+        }),
+        ..TraceRecordRequest::default()
+    };
+    let (dead_letters, waiting) = (backend.dead_letters(), backend.waiting());
+    let (letter, life) = tokio::join!(dead_letters.get(&id), waiting.trace(trace, |_| {}));
+    let letter = match letter {
+        Ok(Some(letter)) => letter,
+        Ok(None) => return Failed::respond(SECTION, Problem::not_found("Dead letter")),
+        Err(error) => return Failed::respond(SECTION, error.into()),
+    };
+    let frame = Frame::new(SECTION, id.clone()).command(format!("redeliver dlq show {}", quoted(&id)));
+    let header = |header: &Header| (header.name.clone(), html::line(header.value.as_deref()));
+    let page = One {
+        gaps: gaps(letter.completeness.as_ref(), frame.now),
+        value: letter.value.as_deref().map(Shown::of),
+        is_null: letter.value.is_none() && letter.value_size.is_none() && !letter.is_masked("value_size"),
+        headers: letter.headers.iter().map(header).collect(),
+        life: life.map_err(Problem::from),
+        group: segment("/groups", &letter.group),
+        row: Row::of(letter),
+        frame,
+    };
+    respond(&page, StatusCode::OK)
+}

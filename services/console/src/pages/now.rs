@@ -1,0 +1,258 @@
+//! What is wrong now, the worst first, and all pipelines.
+
+use askama::Template;
+use axum::extract::{Query, State};
+use axum::response::Response;
+use redeliver_client::Timestamp;
+use redeliver_client::messages::{
+    NextStep, Overview, OverviewOrder, OverviewPart, OverviewSelection, PipelineOverview, Problem as Wrong,
+    ProblemKind,
+};
+use serde::Deserialize;
+
+use crate::backend::Backend;
+use crate::html;
+use crate::page::{Frame, Part, Problem, address, gaps, respond, segment, status};
+
+const SECTION: &str = "/";
+const PIPELINES: u32 = 100;
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+pub(crate) struct Parameters {
+    /// The beginning of the names of pipelines.
+    prefix: String,
+    /// The pipeline after which the page begins, in the order of names.
+    after: String,
+}
+
+#[derive(Template)]
+#[template(path = "now.html")]
+struct Page {
+    frame: Frame,
+    parameters: Parameters,
+    overview: Part<Overview>,
+    concerns: Vec<Concern>,
+    gaps: Option<String>,
+    next: Option<String>,
+}
+
+impl Page {
+    fn row(&self, pipeline: &PipelineOverview) -> Row {
+        Row::of(pipeline)
+    }
+}
+
+/// A pipeline in the list.
+struct Row {
+    link: String,
+    waiting: u64,
+    /// Whether more may wait than is counted.
+    waiting_unknown: bool,
+    overdue: u64,
+    open: Option<u64>,
+    letters: String,
+    paused: bool,
+}
+
+impl Row {
+    fn of(pipeline: &PipelineOverview) -> Self {
+        let counts = pipeline
+            .waiting
+            .iter()
+            .map(|place| place.waiting.as_ref().and_then(|count| count.records));
+        let dead = pipeline.dead_letters.as_ref();
+        let filter = format!("pipeline = \"{}\" AND state = OPEN", pipeline.pipeline);
+        Self {
+            link: segment("/pipelines", &pipeline.pipeline),
+            waiting: counts.clone().flatten().sum(),
+            waiting_unknown: counts.clone().any(|count| count.is_none()),
+            overdue: pipeline.waiting.iter().filter_map(|place| place.overdue).sum(),
+            open: dead.and_then(|dead| dead.open),
+            letters: address("/letters", &[("filter", &filter)]),
+            paused: pipeline.run.as_ref().and_then(|run| run.paused) == Some(true),
+        }
+    }
+}
+
+/// Something that a person should look at, with the safe next step, which its link leads to.
+pub(super) struct Concern {
+    pub(super) class: &'static str,
+    pub(super) label: &'static str,
+    pub(super) title: String,
+    pub(super) detail: String,
+    pub(super) since: Option<Timestamp>,
+    pub(super) link: String,
+    pub(super) step: &'static str,
+}
+
+impl Concern {
+    pub(super) fn of(wrong: &Wrong) -> Self {
+        let (class, label) = match wrong.kind() {
+            ProblemKind::TopicMissing => ("regressed", "topic missing"),
+            ProblemKind::LettersExpire => ("regressed", "expires soon"),
+            ProblemKind::BreakerOpen => ("regressed", "breaker open"),
+            ProblemKind::Overdue => ("regressed", "overdue"),
+            ProblemKind::RedriveBraked => ("regressed", "redrive paused"),
+            ProblemKind::GroupRegressed => ("regressed", "regressed"),
+            ProblemKind::GroupNew => ("open", "new failure"),
+            ProblemKind::Incomplete => ("open", "incomplete"),
+            ProblemKind::Paused => ("paused", "paused"),
+            ProblemKind::Unspecified => ("open", "problem"),
+        };
+        Self {
+            class,
+            label,
+            title: title(wrong),
+            detail: detail(wrong),
+            since: html::when(wrong.since),
+            link: link(wrong),
+            step: step(wrong.next_step()),
+        }
+    }
+}
+
+fn title(wrong: &Wrong) -> String {
+    let count = || wrong.count.map_or_else(|| "some".to_owned(), html::number);
+    match wrong.kind() {
+        ProblemKind::TopicMissing => format!("Topic {} does not exist", wrong.topic),
+        ProblemKind::LettersExpire => format!("{} open dead letters of {} can expire", count(), wrong.topic),
+        ProblemKind::BreakerOpen => format!("The endpoint of {} fails", wrong.pipeline),
+        ProblemKind::Overdue => format!("{} records of {} are overdue", count(), wrong.pipeline),
+        ProblemKind::RedriveBraked => format!("{} redriven records came back", count()),
+        ProblemKind::GroupRegressed | ProblemKind::GroupNew => {
+            [&wrong.template, &wrong.error_code, &wrong.error_class]
+                .into_iter()
+                .find(|text| !text.is_empty())
+                .map_or_else(|| "no error in the headers".to_owned(), Clone::clone)
+        }
+        ProblemKind::Incomplete => format!("{} not known", part(wrong.part())),
+        ProblemKind::Paused => format!("{} is paused", wrong.control),
+        ProblemKind::Unspecified => "This console is older than the inspector".to_owned(),
+    }
+}
+
+fn detail(wrong: &Wrong) -> String {
+    let mut details = Vec::new();
+    if let (ProblemKind::GroupRegressed | ProblemKind::GroupNew, Some(count)) = (wrong.kind(), wrong.count) {
+        details.push(format!("{} open", html::number(count)));
+    }
+    if !wrong.pipeline.is_empty() {
+        details.push(format!("in {}", wrong.pipeline));
+    }
+    if !wrong.place.is_empty() {
+        details.push(format!("tier {}", wrong.place));
+    }
+    match wrong.growing {
+        Some(true) => details.push("still growing".to_owned()),
+        Some(false) => details.push("not growing".to_owned()),
+        None => {}
+    }
+    match (wrong.by.as_str(), wrong.reason.as_str()) {
+        ("", _) => {}
+        (by, "") => details.push(format!("by {by}")),
+        (by, reason) => details.push(format!("by {by}: {reason}")),
+    }
+    details.join(", ")
+}
+
+fn part(part: OverviewPart) -> &'static str {
+    match part {
+        OverviewPart::Topics => "Topics are",
+        OverviewPart::Waiting => "What waits is",
+        OverviewPart::DeadLetters => "Some dead letters are",
+        OverviewPart::GroupStates => "The states of groups are",
+        OverviewPart::Controls => "What is paused is",
+        OverviewPart::Redrives => "Redrives are",
+        OverviewPart::Breakers => "The states of breakers are",
+        OverviewPart::Unspecified => "A part is",
+    }
+}
+
+fn link(wrong: &Wrong) -> String {
+    match wrong.next_step() {
+        NextStep::LookAtGroup => segment("/groups", &wrong.group_id),
+        NextStep::ReviewRedrive => segment("/redrives", &wrong.redrive_id),
+        NextStep::HandleDeadLetters => {
+            let filter = format!("topic = \"{}\" AND state = OPEN", wrong.topic);
+            address("/letters", &[("filter", &filter)])
+        }
+        NextStep::Resume => address("/audit", &[("target", &wrong.control), ("since", "30d")]),
+        NextStep::CheckRetryTier => address(
+            "/waiting",
+            &[
+                ("pipeline", &wrong.pipeline),
+                ("place", &wrong.place),
+                ("scan", "records"),
+            ],
+        ),
+        _ if !wrong.pipeline.is_empty() => segment("/pipelines", &wrong.pipeline),
+        _ => SECTION.to_owned(),
+    }
+}
+
+fn step(step: NextStep) -> &'static str {
+    match step {
+        NextStep::CreateTopic => "create it: redeliver topics apply",
+        NextStep::HandleDeadLetters => "redrive, export or discard",
+        NextStep::CheckEndpoint => "check the endpoint",
+        NextStep::CheckRetryTier => "check the retry tier",
+        NextStep::ReviewRedrive => "see what came back",
+        NextStep::LookAtGroup => "look at the group",
+        NextStep::CheckKafka => "check Kafka",
+        NextStep::Wait => "wait",
+        NextStep::Resume => "see who and why",
+        NextStep::Unspecified => "",
+    }
+}
+
+/// A rate of events per second, with as many digits as it deserves.
+pub(super) fn rate(rate: &Option<f64>) -> String {
+    match *rate {
+        None => "–".to_owned(),
+        Some(0.0) => "0".to_owned(),
+        Some(rate) if rate < 0.1 => format!("{:.1}/min", rate * 60.0),
+        Some(rate) if rate < 10.0 => format!("{rate:.1}/s"),
+        Some(rate) => format!("{rate:.0}/s"),
+    }
+}
+
+pub(crate) async fn page(State(backend): State<Backend>, Query(parameters): Query<Parameters>) -> Response {
+    let by_name = !parameters.after.is_empty();
+    let selection = OverviewSelection {
+        prefix: parameters.prefix.trim().to_owned(),
+        order: if by_name {
+            OverviewOrder::ByName
+        } else {
+            OverviewOrder::WorstFirst
+        }
+        .into(),
+        limit: PIPELINES,
+        after: parameters.after.clone(),
+        ..OverviewSelection::default()
+    };
+    let overview = backend.overview().overview(selection).await;
+    let mut page = Page {
+        frame: Frame::new(SECTION, "Now").command("redeliver status").live(),
+        parameters,
+        concerns: Vec::new(),
+        gaps: None,
+        next: None,
+        overview: overview.map_err(Problem::from),
+    };
+    if let Ok(overview) = &page.overview {
+        page.concerns = overview.problems.iter().map(Concern::of).collect();
+        page.gaps = gaps(overview.completeness.as_ref(), page.frame.now);
+        let shown = overview.pipelines.len();
+        let last = overview.pipelines.last();
+        page.next = last
+            .filter(|_| shown < overview.pipeline_count as usize)
+            .map(|last| {
+                // Pages exist in the order of names only.
+                let after = if by_name { last.pipeline.as_str() } else { " " };
+                address(SECTION, &[("prefix", &page.parameters.prefix), ("after", after)])
+            });
+    }
+    let status = status(&page.overview);
+    respond(&page, status)
+}

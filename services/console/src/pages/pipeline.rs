@@ -1,0 +1,116 @@
+//! One pipeline: from its source to its outputs and dead letters, with rates at the edges and what waits in the boxes.
+
+use askama::Template;
+use axum::extract::{Path, State};
+use axum::response::Response;
+use redeliver_client::messages::{
+    BreakerState, OverviewSelection, PipelineOverview, RecordCount, RunOverview, WaitingOverview,
+};
+
+use super::groups;
+use super::now::{Concern, rate};
+use crate::backend::Backend;
+use crate::html;
+use crate::page::{Failed, Frame, Part, Problem, address, quoted, respond};
+
+const SECTION: &str = "/";
+
+#[derive(Template)]
+#[template(path = "pipeline.html")]
+struct Page {
+    frame: Frame,
+    pipeline: PipelineOverview,
+    concerns: Vec<Concern>,
+    groups: Part<Vec<groups::Row>>,
+    letters: String,
+}
+
+impl Page {
+    fn rates(&self) -> [(&'static str, String); 4] {
+        let rates = self.pipeline.rates.unwrap_or_default();
+        [
+            ("received", rate(&rates.received)),
+            ("succeeded", rate(&rates.succeeded)),
+            ("retried", rate(&rates.retried)),
+            ("dead", rate(&rates.dead)),
+        ]
+    }
+
+    fn breaker(&self) -> (&'static str, &'static str) {
+        match self.pipeline.breaker() {
+            BreakerState::Closed => ("resolved", "closed"),
+            BreakerState::Open => ("regressed", "open"),
+            BreakerState::HalfOpen => ("open", "half open"),
+            BreakerState::Unspecified => ("unknown", "not known here"),
+        }
+    }
+
+    fn records(&self, place: &WaitingOverview) -> String {
+        self.scan(&place.place, "records")
+    }
+
+    fn long_waits(&self) -> String {
+        self.scan("scheduler", "counts")
+    }
+
+    fn scan(&self, place: &str, scan: &str) -> String {
+        let parameters = [
+            ("pipeline", self.pipeline.pipeline.as_str()),
+            ("place", place),
+            ("scan", scan),
+        ];
+        address("/waiting", &parameters)
+    }
+}
+
+/// A number of records, or that it is not known, or an upper bound.
+pub(super) fn count(count: Option<&RecordCount>) -> String {
+    match count.and_then(|count| Some((count.records?, count.exact))) {
+        None => "unknown".to_owned(),
+        Some((0, _)) => "0".to_owned(),
+        Some((records, true)) => html::number(records),
+        Some((records, false)) => format!("≤ {}", html::number(records)),
+    }
+}
+
+/// What an operator has set, or that it runs.
+fn run(run: Option<&RunOverview>) -> (&'static str, String) {
+    match run.and_then(|run| run.paused) {
+        None => ("unknown", "unknown".to_owned()),
+        Some(true) => ("paused", "paused".to_owned()),
+        Some(false) => match run.and_then(|run| run.per_second) {
+            Some(limit) => ("running", format!("at most {limit}/s")),
+            None => ("running", "running".to_owned()),
+        },
+    }
+}
+
+pub(crate) async fn page(State(backend): State<Backend>, Path(name): Path<String>) -> Response {
+    let selection = OverviewSelection {
+        pipeline: name.clone(),
+        ..OverviewSelection::default()
+    };
+    let filter = format!("pipeline = \"{name}\" AND state = OPEN");
+    let (overviews, dead_letters) = (backend.overview(), backend.dead_letters());
+    let groups = groups::open(&filter, 10);
+    let (overview, groups) = tokio::join!(overviews.overview(selection), dead_letters.groups(groups));
+    let overview = match overview {
+        Ok(overview) => overview,
+        Err(error) => return Failed::respond(SECTION, error.into()),
+    };
+    let Some(pipeline) = overview.pipelines.into_iter().next() else {
+        return Failed::respond(SECTION, Problem::not_found("Pipeline"));
+    };
+    let page = Page {
+        frame: Frame::new(SECTION, name.clone())
+            .command(format!("redeliver waiting stats --pipeline {}", quoted(&name)))
+            .live(),
+        pipeline,
+        concerns: overview.problems.iter().map(Concern::of).collect(),
+        groups: groups
+            .map(|answer| answer.groups.into_iter().map(groups::Row::of).collect())
+            .map_err(Problem::from),
+        letters: address("/letters", &[("filter", &filter)]),
+    };
+    respond(&page, axum::http::StatusCode::OK)
+}

@@ -1,0 +1,102 @@
+//! Failed records that wait for their next attempt. Each look reads topics, so it happens on request only.
+
+use askama::Template;
+use axum::extract::{Query, State};
+use axum::response::Response;
+use redeliver_client::messages::{
+    GetWaitingStatsRequest, ListWaitingRequest, WaitingFilter, WaitingPlace, WaitingRecords, WaitingStats,
+};
+use serde::Deserialize;
+
+use crate::backend::Backend;
+use crate::html;
+use crate::page::{Frame, Part, Problem, address, quoted, respond};
+
+const SECTION: &str = "/waiting";
+const LIMIT: i32 = 100;
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+pub(crate) struct Parameters {
+    pipeline: String,
+    place: String,
+    code: String,
+    /// `counts`, `records`, or empty before the first scan.
+    scan: String,
+}
+
+#[derive(Template)]
+#[template(path = "waiting.html")]
+struct Page {
+    frame: Frame,
+    parameters: Parameters,
+    stats: Option<Part<WaitingStats>>,
+    records: Option<Part<WaitingRecords>>,
+}
+
+impl Page {
+    /// The records of one place.
+    fn records_of(&self, place: &WaitingPlace) -> String {
+        address(
+            SECTION,
+            &[
+                ("pipeline", &place.pipeline),
+                ("place", &place.place),
+                ("scan", "records"),
+            ],
+        )
+    }
+
+    fn trace(&self, position: &redeliver_client::messages::Position) -> String {
+        address("/trace", &[("position", &html::position(position))])
+    }
+}
+
+pub(crate) async fn page(State(backend): State<Backend>, Query(parameters): Query<Parameters>) -> Response {
+    let filter = WaitingFilter {
+        pipeline: parameters.pipeline.trim().to_owned(),
+        place: parameters.place.trim().to_owned(),
+        error_code: parameters.code.trim().to_owned(),
+        ..WaitingFilter::default()
+    };
+    let client = backend.waiting();
+    let (stats, records) = match parameters.scan.as_str() {
+        "records" => {
+            let request = ListWaitingRequest {
+                filter: Some(filter),
+                limit: LIMIT,
+            };
+            let records = client.list(request, |_| {}).await;
+            (None, Some(records.map_err(Problem::from)))
+        }
+        "" => (None, None),
+        _ => {
+            let request = GetWaitingStatsRequest {
+                filter: Some(filter),
+                minutes: 0,
+            };
+            let stats = client.stats(request, |_| {}).await;
+            (Some(stats.map_err(Problem::from)), None)
+        }
+    };
+    let mut command = match parameters.scan.as_str() {
+        "records" => "redeliver waiting ls".to_owned(),
+        _ => "redeliver waiting stats".to_owned(),
+    };
+    for (flag, value) in [
+        ("--pipeline", &parameters.pipeline),
+        ("--place", &parameters.place),
+        ("--error-code", &parameters.code),
+    ] {
+        if !value.is_empty() {
+            command += &format!(" {flag} {}", quoted(value));
+        }
+    }
+    let page = Page {
+        frame: Frame::new(SECTION, "Waiting").command(command),
+        parameters,
+        stats,
+        records,
+    };
+    respond(&page, axum::http::StatusCode::OK)
+}

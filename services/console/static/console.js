@@ -1,0 +1,88 @@
+// What pages can do beyond HTML: times in the zone of the viewer, pages that stay current, keys, and copying.
+"use strict";
+
+const LIVE_INTERVAL = 2000;
+
+function showTimes(root) {
+  const zoned = new Intl.DateTimeFormat("sv", {
+    year: "numeric", month: "2-digit", day: "2-digit", hour: "2-digit", minute: "2-digit", second: "2-digit",
+    timeZoneName: "short",
+  });
+  for (const time of root.querySelectorAll("time[datetime]")) {
+    const local = zoned.format(new Date(time.dateTime));
+    const utc = time.dateTime.slice(0, 19).replace("T", " ") + " UTC";
+    time.title = `${local}\n${utc}`;
+    if (time.classList.contains("exact")) time.textContent = local;
+  }
+}
+
+function showCopyButtons(root) {
+  for (const button of root.querySelectorAll("[data-copy]")) button.hidden = !navigator.clipboard;
+}
+
+function enhance(root) {
+  showTimes(root);
+  showCopyButtons(root);
+}
+
+// Reads the page again, and changes in place what differs, unless somebody is using it right now.
+async function refresh() {
+  const page = document.getElementById("page");
+  try {
+    const response = await fetch(location.href, { headers: { "redeliver-refresh": "1" }, signal: AbortSignal.timeout(10000) });
+    const html = new DOMParser().parseFromString(await response.text(), "text/html");
+    const fresh = html.getElementById("page");
+    if (!fresh) throw new Error(`no page in an answer with status ${response.status}`);
+    enhance(fresh);
+    document.body.classList.remove("stale");
+    Idiomorph.morph(page, fresh.innerHTML, { morphStyle: "innerHTML", ignoreActiveValue: true });
+    enhance(page);
+  } catch {
+    document.body.classList.add("stale");
+  }
+}
+
+async function stayCurrent() {
+  for (;;) {
+    await new Promise((done) => setTimeout(done, LIVE_INTERVAL));
+    if (document.visibilityState === "visible" && !document.querySelector("dialog[open]")) await refresh();
+  }
+}
+
+let goes = false;
+document.addEventListener("keydown", (event) => {
+  if (event.ctrlKey || event.metaKey || event.altKey) return;
+  const field = event.target.closest("input, textarea, select");
+  if (field) {
+    if (event.key === "Escape") field.blur();
+    return;
+  }
+  const link = goes && document.querySelector(`.side a[data-key="${CSS.escape(event.key)}"]`);
+  goes = false;
+  if (link) {
+    link.click();
+  } else if (event.key === "g") {
+    goes = true;
+  } else if (event.key === "/") {
+    const filter = document.getElementById("filter");
+    if (!filter) return;
+    event.preventDefault();
+    filter.focus();
+    filter.select();
+  } else if (event.key === "?") {
+    document.getElementById("keys").showModal();
+  } else if (event.key === "r") {
+    refresh();
+  }
+});
+
+document.addEventListener("click", async (event) => {
+  const button = event.target.closest("[data-copy]");
+  if (!button) return;
+  await navigator.clipboard.writeText(button.dataset.copy);
+  button.textContent = "Copied";
+  setTimeout(() => { button.textContent = "Copy"; }, 1500);
+});
+
+enhance(document);
+if (document.querySelector("main[data-live]")) stayCurrent();
