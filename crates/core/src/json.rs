@@ -4,6 +4,7 @@
 //! read is text of the document, so that no field has a meaning for `serde_json`, as those with some names have for its `Value`.
 
 mod decimal;
+mod indent;
 mod parse;
 
 use std::borrow::Cow;
@@ -13,6 +14,7 @@ use serde::de::{Deserialize, Deserializer as _, Error, IgnoredAny, MapAccess, Se
 use serde_json::value::RawValue;
 
 pub use decimal::Decimal;
+pub use indent::indented;
 pub use parse::{has_private_name, parse};
 
 /// A string, number or boolean of a document.

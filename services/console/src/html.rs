@@ -8,6 +8,7 @@ use askama::filters::{Escaper as _, Html, Safe};
 use redeliver_client::Timestamp;
 use redeliver_client::convert::from_timestamp;
 use redeliver_client::messages::Position;
+use redeliver_core::json::indented;
 
 /// A text with HTML characters escaped, and with controls and bidirectional marks replaced by visible symbols: they could hide or
 /// reorder what is around them.
@@ -150,7 +151,7 @@ pub(crate) fn bytes(bytes: impl Borrow<u64>) -> String {
     match units.iter().find(|(_, shift)| bytes >> shift > 0) {
         None => format!("{bytes} B"),
         Some((name, shift)) => {
-            let tenths = u128::from(bytes) * 10 >> shift;
+            let tenths = (u128::from(bytes) * 10) >> shift;
             format!("{}.{} {name}", tenths / 10, tenths % 10)
         }
     }
@@ -208,11 +209,8 @@ const SHOWN: usize = 256 << 10;
 impl Shown {
     pub(crate) fn of(value: &[u8]) -> Self {
         let beginning = &value[..value.len().min(SHOWN)];
-        if let Ok(json) = serde_json::from_slice::<&serde_json::value::RawValue>(beginning)
-            && let Ok(tree) = serde_json::from_str::<serde_json::Value>(json.get())
-            && let Ok(pretty) = serde_json::to_string_pretty(&tree)
-        {
-            return Self::Json(pretty);
+        if let Some(json) = indented(beginning) {
+            return Self::Json(json);
         }
         match text_of(beginning) {
             Some(text) => Self::Text(text.to_owned()),
@@ -342,6 +340,7 @@ mod tests {
     fn values_are_shown_by_content() {
         assert_eq!(Shown::of(b"{\"a\":[1]}").kind(), "JSON");
         assert_eq!(Shown::of(b"[1").kind(), "text");
+        assert_eq!(Shown::of(b"[1e999999]").to_string(), "[\n  1e999999\n]\n");
         assert_eq!(Shown::of(&[0xff, 0x00]).kind(), "hex");
         let cut = "ü".repeat(SHOWN).into_bytes();
         assert_eq!(Shown::of(&cut[1..]).kind(), "hex");

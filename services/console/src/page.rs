@@ -12,8 +12,11 @@ use redeliver_core::{Clock as _, SystemClock, error_chain};
 use crate::assets;
 use crate::html;
 
-/// The entries of the navigation, in their groups: path, name, and key to go there after `g`.
-const NAVIGATION: [(&str, &[(&str, &str, char)]); 4] = [
+/// An entry of the navigation: path, name, and key to go there after `g`.
+type Entry = (&'static str, &'static str, char);
+
+/// The entries in their groups.
+const NAVIGATION: [(&str, &[Entry]); 4] = [
     ("Overview", &[("/", "Now", 'n'), ("/due", "Due", 'u')]),
     (
         "Failures",
@@ -64,9 +67,7 @@ impl Frame {
         self
     }
 
-    pub(crate) fn navigation(
-        &self,
-    ) -> &'static [(&'static str, &'static [(&'static str, &'static str, char)])] {
+    pub(crate) fn navigation(&self) -> &'static [(&'static str, &'static [Entry])] {
         &NAVIGATION
     }
 

@@ -93,7 +93,7 @@ impl Concern {
             ProblemKind::LettersExpire => ("regressed", "expires soon"),
             ProblemKind::BreakerOpen => ("regressed", "breaker open"),
             ProblemKind::Overdue => ("regressed", "overdue"),
-            ProblemKind::RedriveBraked => ("regressed", "redrive paused"),
+            ProblemKind::RedriveAutoPaused => ("regressed", "redrive paused"),
             ProblemKind::GroupRegressed => ("regressed", "regressed"),
             ProblemKind::GroupNew => ("open", "new failure"),
             ProblemKind::Incomplete => ("open", "incomplete"),
@@ -119,7 +119,7 @@ fn title(wrong: &Wrong) -> String {
         ProblemKind::LettersExpire => format!("{} open dead letters of {} can expire", count(), wrong.topic),
         ProblemKind::BreakerOpen => format!("The endpoint of {} fails", wrong.pipeline),
         ProblemKind::Overdue => format!("{} records of {} are overdue", count(), wrong.pipeline),
-        ProblemKind::RedriveBraked => format!("{} redriven records came back", count()),
+        ProblemKind::RedriveAutoPaused => format!("{} redriven records came back", count()),
         ProblemKind::GroupRegressed | ProblemKind::GroupNew => {
             [&wrong.template, &wrong.error_code, &wrong.error_class]
                 .into_iter()

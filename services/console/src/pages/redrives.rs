@@ -52,7 +52,7 @@ impl Row {
 
     pub(crate) fn class(&self) -> &'static str {
         match self.redrive.state() {
-            _ if !self.redrive.brake.is_empty() => "regressed",
+            _ if !self.redrive.auto_pause_reason.is_empty() => "regressed",
             RedriveState::Running => "running",
             RedriveState::Paused | RedriveState::Planned => "paused",
             RedriveState::Succeeded => "resolved",

@@ -79,7 +79,7 @@ impl Step {
             TraceEvent::Restored => ("restored", "restored".to_owned()),
             TraceEvent::Unspecified => ("other", "unknown step".to_owned()),
         };
-        let by = match (step.by.as_str(), step.why.as_str()) {
+        let by = match (step.by.as_str(), step.reason.as_str()) {
             ("", _) => String::new(),
             (by, "") => format!("by {by}"),
             (by, why) => format!("by {by}: {why}"),

@@ -1,10 +1,10 @@
 //! The decoded value of a dead letter, as text and as JSON.
 
 use redeliver_client::messages::DecodedValue;
+use redeliver_core::json::indented;
 use serde::Serialize;
 use serde_json::value::{RawValue, to_raw_value};
 
-use super::payload::indented;
 use super::show::MASKED;
 use crate::output::{Text as _, block, line};
 
