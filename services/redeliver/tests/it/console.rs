@@ -46,7 +46,7 @@ fn check(console: SocketAddr, config: &str, page: &str, shown: &str) {
         .replace("&amp;", "&");
     let program = binary("redeliver");
     let directory = std::path::Path::new(program.get_program()).parent().unwrap();
-    let mut shell = Command::new("sh");
+    let mut shell = Command::new("/bin/sh");
     shell
         .args(["-c", &command])
         .env("PATH", directory)
@@ -62,7 +62,7 @@ fn pages_and_their_commands_work() {
     command
         .env_clear()
         .args(["dev", "--rate", "20", "--console", "127.0.0.1:0"]);
-    let demo = Process::spawn(command).unwrap();
+    let mut demo = Process::spawn(command).unwrap();
     let greeting = demo.wait_for_output("Press Ctrl-C to stop.", DEADLINE);
     assert!(greeting.starts_with("Open http://127.0.0.1:"), "{greeting}");
     let console: SocketAddr = between(&greeting, "Open http://", " ").parse().unwrap();

@@ -121,7 +121,7 @@ fn commands_work(demo: &mut Process, config: &str, json: &dyn Fn(&[&str]) -> Val
             Err(traced)
         }
     });
-    cli(&["release", "tier/docs/30s", "--why", "test"], config);
+    cli(&["release", "tier/docs/30s", "--reason", "test"], config);
     let entries = cli(&["dlq", "audit"], config);
     for action in ["dead-letters.discard", "dead-letters.redrive", "control.release"] {
         assert!(entries.contains(action), "{action}: {entries}");
