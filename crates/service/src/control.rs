@@ -32,7 +32,7 @@ use std::convert::Infallible;
 use std::io;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-pub use error::ControlError;
+pub use error::{ControlError, ControlField};
 pub use name::ControlName;
 pub use operations::Controls;
 use redeliver_kafka::Waker;

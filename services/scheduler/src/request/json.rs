@@ -23,7 +23,7 @@ use serde::{Deserialize, de};
 use serde_json::value::RawValue;
 use utoipa::ToSchema;
 
-use super::field::{Field, Format, hint};
+use super::field::{Field, Format, NOT_JSON, hint};
 
 pub(super) mod job;
 pub(super) mod schedule;
@@ -90,7 +90,7 @@ fn invalid(field: Field<'_>, problem: &str) -> Failure {
 
 fn invalid_json(problem: impl fmt::Display) -> Failure {
     Failure::malformed(
-        "request.json",
+        NOT_JSON,
         format!("the request is not a JSON object: {problem}"),
     )
 }
