@@ -201,7 +201,12 @@ impl ClientError {
     /// Whether the scheduler does not know if the call took effect. Repeat it only with the same idempotency key.
     #[must_use]
     pub fn has_unknown_outcome(&self) -> bool {
-        let is_unknown = |reason: &String| matches!(reason.as_str(), "PENDING" | "UNCONFIRMED");
+        let is_unknown = |reason: &String| {
+            matches!(
+                reason.as_str(),
+                proto::reasons::PENDING | proto::reasons::UNCONFIRMED
+            )
+        };
         matches!(self, Self::Refused { reason, .. } if reason.as_ref().is_some_and(is_unknown))
     }
 

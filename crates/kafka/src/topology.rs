@@ -1,12 +1,12 @@
-//! The topics that pipelines and the scheduler need: specifies them, checks whether existing ones would lose records, and
-//! creates missing ones.
+//! The topics that an installation needs: specifies them, checks whether existing ones would lose records, and creates missing
+//! ones. Who owns a topic specifies it; this module knows only those of pipelines.
 //!
 //! Records may wait in topics for a year or longer, so the cleanup of a topic is the one thing in Kafka that can lose them
 //! without an error: a retention shorter than the wait, compaction of a topic whose records share keys, or deletion of old
 //! records from the state topic. The specification ([`TopologySpec`]) and the comparison ([`examine()`]) do no IO; [`check`]
 //! and [`apply`] send requests.
 //!
-//! Source topics, output topics and the topics of applications belong to users: missing ones are created, and of existing ones
+//! Source topics and output topics belong to users: missing ones are created, and of existing ones
 //! only the size limit is checked. Existing topics are never changed.
 
 mod admin;
@@ -22,11 +22,10 @@ use std::fmt;
 use std::sync::Arc;
 
 use redeliver_core::HumanDuration;
-use redeliver_core::pipeline::TopicRole;
-use redeliver_core::scheduler::SchedulerRole;
 
 pub use admin::{Applied, TopologyError, apply, check, names, tombstone_retention};
 pub use examine::{examine, examine_all};
+pub use needed::MIN_RETENTION;
 pub use plan::{PlannedTopic, plan};
 
 /// Settings for creating topics.
@@ -36,16 +35,16 @@ pub struct TopicSettings {
     pub partitions: i32,
     /// The replication factor; -1 means the broker's default.
     pub replication: i32,
-    /// The minimum retention of tiers, due topics and the scheduler's ingest topic.
+    /// The minimum retention of tiers and of topics between services.
     pub retention: HumanDuration,
     /// The retention of dead letters.
     pub dead_letter_retention: HumanDuration,
 }
 
-/// The topics of pipelines, of the scheduler, or of both. Each topic occurs once.
+/// The topics that something needs. Each topic occurs once.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct TopologySpec {
-    /// The topics, in the order of the pipelines.
+    /// The topics, in the order of those who need them.
     pub topics: Vec<TopicSpec>,
 }
 
@@ -56,6 +55,10 @@ pub struct TopicSpec {
     pub name: Arc<str>,
     /// What the topic is used for.
     pub role: Role,
+    /// What it contains, for texts: a plural.
+    pub records: &'static str,
+    /// The setting with its name, for texts.
+    pub setting: Option<&'static str>,
     /// The number of partitions for creating it.
     pub partitions: i32,
     /// The topic whose number of partitions it must have.
@@ -77,19 +80,25 @@ pub struct TopicSpec {
 /// What a topic is used for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Role {
-    /// A topic of a pipeline.
-    Pipeline(TopicRole),
-    /// A topic of the scheduler.
-    Scheduler(SchedulerRole),
-    /// The inspector's ledger.
+    /// A consumer group reads it.
+    Input,
+    /// A consumer group reads it; its records wait until they are due.
+    Tier,
+    /// Users read it. Records for it wait while it does not exist.
+    Output,
+    /// Records that have ended.
+    DeadLetters,
+    /// Each process reads all of it, and old records are deleted.
+    Broadcast,
+    /// Compacted: what waits until it is due. An index follows it.
+    State,
+    /// Compacted: states of what is elsewhere. An index follows it.
     Ledger,
-    /// The control topic.
-    Control,
-    /// The inspector's topic of the states of groups.
-    GroupStates,
-    /// The inspector's topic of redrives.
-    Redrives,
-    /// The audit topic.
+    /// Compacted, with one partition: each process reads all of it.
+    Documents,
+    /// As [`Role::Documents`]; records are superseded all the time.
+    Progress,
+    /// One partition, in the order of time.
     Audit,
 }
 
@@ -167,28 +176,6 @@ impl TopicSpec {
             severity,
             problem,
             remedy,
-        }
-    }
-
-    /// What the topic contains, for texts.
-    fn records(&self) -> &'static str {
-        match self.role {
-            Role::Pipeline(TopicRole::Source) => "records",
-            Role::Pipeline(TopicRole::Output) => "results",
-            Role::Pipeline(TopicRole::Tier(_)) => "waiting records",
-            Role::Pipeline(TopicRole::Due) => "released records",
-            Role::Pipeline(TopicRole::DeadLetter) | Role::Scheduler(SchedulerRole::DeadLetter) => {
-                "dead letters"
-            }
-            Role::Scheduler(SchedulerRole::Ingest) => "commands",
-            Role::Scheduler(SchedulerRole::State) => "waiting jobs",
-            Role::Scheduler(SchedulerRole::Answers) => "answers",
-            Role::Scheduler(SchedulerRole::App) => "jobs",
-            Role::Ledger => "states of dead letters",
-            Role::Control => "what operators have paused or limited",
-            Role::GroupStates => "states and notes of groups",
-            Role::Redrives => "redrives and their progress",
-            Role::Audit => "records of changes and disclosures",
         }
     }
 }

@@ -13,6 +13,16 @@ pub const DESCRIPTORS: &[u8] = tonic_types::pb::FILE_DESCRIPTOR_SET;
 /// The `domain` of every `ErrorInfo`.
 pub const DOMAIN: &str = "redeliver";
 
+/// The reasons that clients tell apart.
+pub mod reasons {
+    /// The command is in Kafka, and there was no outcome in time.
+    pub const PENDING: &str = "PENDING";
+    /// Kafka did not confirm the change: it may or may not be written.
+    pub const UNCONFIRMED: &str = "UNCONFIRMED";
+    /// No recurring schedule has this id.
+    pub const SCHEDULE_UNKNOWN: &str = "SCHEDULE_UNKNOWN";
+}
+
 /// Maximum length of a message and of the values of metadata, in bytes. They are sent in headers, percent-encoded or in Base64, and clients refuse headers
 /// of more than 16 KiB: to them, an error with a long text of their own would be a broken connection.
 const MAX_MESSAGE: usize = 1_500;

@@ -35,7 +35,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use change::ChangeRequest;
-pub use error::ControlError;
+pub use error::{ControlError, ControlField};
 pub use name::ControlName;
 pub use operations::Controls;
 use redeliver_kafka::Waker;

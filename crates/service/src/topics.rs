@@ -10,8 +10,6 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use redeliver_core::Pipeline;
-use redeliver_core::pipeline::TopicRole;
-use redeliver_core::scheduler::SchedulerRole;
 use redeliver_core::wait::{Backoff, LogThrottle};
 use redeliver_kafka::KafkaSettings;
 use redeliver_kafka::reader::ReadError;
@@ -271,14 +269,8 @@ async fn check(
 /// Whether a process can start without this topic. Records for a missing output or application topic wait until it
 /// exists, and delay no others.
 fn may_be_missing(spec: &TopologySpec, existing: &BTreeSet<String>, topic: &str) -> bool {
-    let is_awaited = |role| {
-        matches!(
-            role,
-            Role::Pipeline(TopicRole::Output) | Role::Scheduler(SchedulerRole::App)
-        )
-    };
     let mut specs = spec.topics.iter().filter(|spec| *spec.name == *topic);
-    !existing.contains(topic) && specs.all(|spec| is_awaited(spec.role))
+    !existing.contains(topic) && specs.all(|spec| spec.role == Role::Output)
 }
 
 /// The pipelines whose topics have these errors, besides missing topics that are awaited. Fails if something else has some, or all

@@ -63,7 +63,7 @@ use std::sync::mpsc::sync_channel;
 use anyhow::Context as _;
 use redeliver_kafka::Waker;
 use redeliver_kafka::survey::Surveyor;
-use redeliver_kafka::topology::TopologySpec;
+use redeliver_kafka::topology::{Role, TopicSpec, TopologySpec};
 use redeliver_runtime::Config;
 use redeliver_runtime::cli::Start;
 use redeliver_runtime::config::ConfigError;
@@ -120,9 +120,12 @@ pub fn check(config: &Config) -> Result<(), ConfigError> {
 #[must_use]
 pub fn topics(config: &Config) -> TopologySpec {
     let settings = topic_settings(config);
-    TopologySpec::for_ledger(ledger::TOPIC, &settings)
-        .join(TopologySpec::for_group_states(group_states::TOPIC, &settings))
-        .join(TopologySpec::for_redrives(&config.redrives_topic(), &settings))
+    let (states, redrives) = ("states and notes of groups", "redrives and their progress");
+    TopologySpec::of([
+        TopicSpec::new(ledger::TOPIC, Role::Ledger, "states of dead letters", &settings).compacted(),
+        TopicSpec::of_one_partition(group_states::TOPIC, Role::Documents, states, &settings),
+        TopicSpec::of_one_partition(config.redrives_topic(), Role::Progress, redrives, &settings),
+    ])
 }
 
 /// Runs the service until shutdown.

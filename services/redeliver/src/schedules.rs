@@ -12,6 +12,7 @@ use redeliver_client::messages::{
     ScheduleSpec, ScheduleState, UpdateScheduleRequest,
 };
 use redeliver_client::{ClientError, Code, ScheduleClient};
+use redeliver_proto::error::reasons;
 use redeliver_runtime::Config;
 use redeliver_runtime::cli::report;
 use serde_json::json;
@@ -232,7 +233,7 @@ fn not_found(id: &str) -> CliError {
 /// Says which schedule is unknown in the same words for all commands.
 fn failure(id: &str, error: ClientError) -> CliError {
     let is_unknown = matches!(&error, ClientError::Refused { code: Code::NotFound, reason, .. }
-        if reason.as_deref() == Some("SCHEDULE_UNKNOWN"));
+        if reason.as_deref() == Some(reasons::SCHEDULE_UNKNOWN));
     if is_unknown { not_found(id) } else { error.into() }
 }
 

@@ -1,18 +1,49 @@
-//! Decides which jobs are accepted while the index has little or no free memory.
+//! Why valid jobs are rejected for now, and which ones are accepted while the index has little or no free memory.
 //!
 //! A job that is due within the window needs no index. The memory above the high-water mark is reserved for jobs that are
 //! due within a minute. Later jobs are rejected, because only the index could hold them until they are due.
 
 use std::time::Duration;
 
-use redeliver_core::{ErrorClass, Failure, Timestamp};
+use redeliver_core::{Failure, Timestamp};
 
 use crate::index::MemoryPressure;
 
-/// The code of the dead letter and of the outcome.
-pub(crate) const INDEX_FULL: &str = "scheduler.index-full";
 /// When a client should send a rejected request again.
 pub(crate) const RETRY_AFTER: Duration = Duration::from_secs(30);
+
+/// Why a valid job is rejected that may be accepted later.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum RejectedForNow {
+    /// The index has no memory for a job with this due time.
+    IndexFull,
+    /// Too many jobs of the application wait.
+    QuotaExceeded,
+}
+
+impl RejectedForNow {
+    /// The code of the dead letter and of the outcome.
+    pub(crate) const fn code(self) -> &'static str {
+        match self {
+            Self::IndexFull => "scheduler.index-full",
+            Self::QuotaExceeded => "scheduler.quota-exceeded",
+        }
+    }
+
+    /// Reads the code of a failure or, in another process, of an outcome.
+    pub(crate) fn of(code: &str) -> Option<Self> {
+        let mut all = [Self::IndexFull, Self::QuotaExceeded].into_iter();
+        all.find(|rejected| rejected.code() == code)
+    }
+
+    pub(crate) fn failure(self, message: String) -> Failure {
+        Failure {
+            retry_after: Some(RETRY_AFTER),
+            ..Failure::permanent(self.code(), message)
+        }
+    }
+}
+
 /// Jobs that are due within this time are accepted as long as the index has any free memory.
 const NEAR_DUE: Duration = Duration::from_secs(60);
 
@@ -39,10 +70,7 @@ pub(crate) fn check(
         "Redis is {level}; until it has more free memory, only {jobs} that are due within {} s and can then be dispatched are accepted",
         ahead.as_secs_f64()
     );
-    Err(Failure {
-        retry_after: Some(RETRY_AFTER),
-        ..Failure::new(ErrorClass::Permanent, INDEX_FULL, message)
-    })
+    Err(RejectedForNow::IndexFull.failure(message))
 }
 
 #[cfg(test)]

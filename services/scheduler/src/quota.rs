@@ -7,13 +7,10 @@
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
-use redeliver_core::{ErrorClass, Failure};
+use redeliver_core::Failure;
 
-use crate::admission::RETRY_AFTER;
+use crate::admission::RejectedForNow;
 use crate::job::{Job, Kind};
-
-/// The code of the dead letter and of the outcome.
-pub(crate) const QUOTA_EXCEEDED: &str = "scheduler.quota-exceeded";
 
 /// The quotas of applications in one shard.
 #[derive(Clone, Debug, Default)]
@@ -98,10 +95,7 @@ impl Quotas {
              until some have been dispatched or cancelled, no others are accepted",
             quota.waiting, quota.max_waiting
         );
-        Err(Failure {
-            retry_after: Some(RETRY_AFTER),
-            ..Failure::new(ErrorClass::Permanent, QUOTA_EXCEEDED, message)
-        })
+        Err(RejectedForNow::QuotaExceeded.failure(message))
     }
 
     /// Counts a new job.
@@ -143,9 +137,10 @@ mod tests {
             quotas.counted(vec![("app".into(), expected)]);
             let refused = quotas.check("app").unwrap_err();
             assert_eq!(
-                (&*refused.code, refused.retry_after),
-                (QUOTA_EXCEEDED, Some(RETRY_AFTER))
+                RejectedForNow::of(&refused.code),
+                Some(RejectedForNow::QuotaExceeded)
             );
+            assert!(refused.retry_after.is_some());
         }
     }
 

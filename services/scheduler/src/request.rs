@@ -29,6 +29,7 @@ mod json;
 mod schedule;
 mod when;
 
+pub(crate) use field::{CONTENT_TYPE, NOT_JSON};
 pub use field::{Field, Format};
 pub use hash::{key_hash, request_id_hash};
 pub use job::{ConflictPolicy, JobRef, MAX_NAME};
@@ -253,7 +254,7 @@ fn format_of(record: &Record) -> Result<Format, Failure> {
     let invalid = |problem: String| {
         let expected = format!("expected application/json or {}", redeliver_proto::CONTENT_TYPE);
         Err(Failure::malformed(
-            "request.contentType",
+            CONTENT_TYPE,
             format!("header `{NAME}` {problem}; {expected}"),
         ))
     };

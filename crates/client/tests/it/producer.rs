@@ -7,10 +7,10 @@ use redeliver_client::{
     Headers, InvalidCommand, InvalidRequest, JobId, JobProducer, JobRequest, KafkaSettings, ScheduleError,
     Timestamp, TraceContext, When,
 };
-use redeliver_core::{HumanDuration, Record, SchedulerTopics};
+use redeliver_core::{HumanDuration, Record};
 use redeliver_kafka::murmur2::partition_for_key;
 use redeliver_kafka::reader::TopicReader;
-use redeliver_kafka::topology::{self, TopicSettings, TopologySpec};
+use redeliver_kafka::topology::{self, Role, TopicSettings, TopicSpec, TopologySpec};
 use redeliver_proto::convert::from_duration;
 use redeliver_proto::v1::job_command::Command;
 use redeliver_proto::{Message as _, v1};
@@ -28,20 +28,14 @@ impl Ingest {
     async fn create(name: &str) -> Self {
         let topic: Arc<str> = unique(name).into();
         let kafka = KafkaSettings::new(brokers(), unique("client"));
-        let names = SchedulerTopics {
-            ingest: topic.clone(),
-            state: unique(name).into(),
-            dlq: unique(name).into(),
-            answers: unique(name).into(),
-            apps: Vec::new(),
-        };
         let settings = TopicSettings {
             partitions: PARTITIONS,
             replication: 1,
             retention: HumanDuration::from_secs(7 * 86_400),
             dead_letter_retention: HumanDuration::from_secs(7 * 86_400),
         };
-        let spec = TopologySpec::for_scheduler(&names, &[], &settings);
+        let spec = TopicSpec::new(topic.clone(), Role::Input, "commands", &settings);
+        let spec = TopologySpec::of([spec]);
         topology::apply(&kafka.client(), &spec, SOON).await.unwrap();
         Self { kafka, topic }
     }

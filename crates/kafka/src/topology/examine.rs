@@ -3,8 +3,6 @@
 use std::collections::BTreeMap;
 
 use redeliver_core::HumanDuration;
-use redeliver_core::pipeline::TopicRole;
-use redeliver_core::scheduler::SchedulerRole;
 
 use super::needed::{APPEND_TIME, HEADER_ROOM, SMALL_SEGMENTS, largest_source};
 use super::{ActualTopic, Cleanup, Finding, Role, Severity, TopicSpec, TopologySpec};
@@ -28,10 +26,8 @@ pub fn examine(spec: &TopicSpec, all: &Actual) -> Vec<Finding> {
     let Some(actual) = all.get(&*spec.name) else {
         let problem = match spec.role {
             // The ACLs of an installation that is older than this topic do not cover it, and Kafka hides what may not be described.
-            Role::Control | Role::Audit | Role::GroupStates | Role::Redrives => {
-                "does not exist, or may not be described"
-            }
-            Role::Ledger | Role::Pipeline(_) | Role::Scheduler(_) => "does not exist",
+            Role::Audit | Role::Documents | Role::Progress => "does not exist, or may not be described",
+            _ => "does not exist",
         };
         return vec![spec.finding(
             Severity::Error,
@@ -72,7 +68,7 @@ fn examine_compaction(spec: &TopicSpec, actual: &ActualTopic) -> Option<Finding>
             Severity::Error,
             format!(
                 "is compacted: compaction would drop {} that share a key",
-                spec.records()
+                spec.records
             ),
             "set its cleanup.policy to delete".to_owned(),
         )
@@ -82,10 +78,10 @@ fn examine_compaction(spec: &TopicSpec, actual: &ActualTopic) -> Option<Finding>
 fn examine_compacted(spec: &TopicSpec, actual: &ActualTopic) -> Option<Finding> {
     let problem = if actual.is_cleaned_by("delete")? {
         let when = match spec.role {
-            Role::Ledger | Role::Control | Role::Audit | Role::GroupStates | Role::Redrives => "",
-            Role::Pipeline(_) | Role::Scheduler(_) => " before they are due",
+            Role::State => " before they are due",
+            _ => "",
         };
-        format!("deletes old records: {} would be lost{when}", spec.records())
+        format!("deletes old records: {} would be lost{when}", spec.records)
     } else if !actual.is_cleaned_by("compact")? {
         "is not compacted: it would grow forever".to_owned()
     } else {
@@ -96,13 +92,13 @@ fn examine_compacted(spec: &TopicSpec, actual: &ActualTopic) -> Option<Finding> 
 }
 
 fn examine_tombstones(spec: &TopicSpec, actual: &ActualTopic, configured: HumanDuration) -> Option<Finding> {
-    if matches!(spec.role, Role::Control | Role::GroupStates | Role::Redrives) {
+    if matches!(spec.role, Role::Documents | Role::Progress) {
         // Each process continues where it was at most an hour ago, or reads it from its beginning.
         return None;
     }
     let kept = actual.tombstone_retention()?;
     (kept < MIN_TOMBSTONE_RETENTION).then(|| {
-        // The scheduler continues with an index whose checkpoint is at most half of this time old, or half of the minimum. If
+        // An index goes on from a checkpoint that is at most half of this time old, or half of the minimum. If
         // tombstones were deleted earlier, it would miss them.
         let (severity, problem) = if spec.role == Role::Ledger {
             (
@@ -136,7 +132,7 @@ fn examine_segments(spec: &TopicSpec, actual: &ActualTopic) -> Option<Finding> {
         let found = actual.number(name)?;
         (found > 2 * wanted).then_some((name, wanted, found))
     })?;
-    (spec.role == Role::Redrives).then(|| {
+    (spec.role == Role::Progress).then(|| {
         spec.finding(
             Severity::Warning,
             format!("has {name}={found}: it is compacted late, so that a new executor reads much before it goes on"),
@@ -146,17 +142,14 @@ fn examine_segments(spec: &TopicSpec, actual: &ActualTopic) -> Option<Finding> {
 }
 
 fn examine_partitions(spec: &TopicSpec, actual: &ActualTopic, all: &Actual) -> Option<Finding> {
-    let remedy = match spec.role {
-        Role::Control => Some("create it again with one partition, or set control.topic to another topic"),
-        Role::Audit => Some("create it again with one partition, or set audit.topic to another topic"),
-        Role::GroupStates | Role::Redrives => Some("create it again with one partition"),
-        Role::Ledger | Role::Pipeline(_) | Role::Scheduler(_) => None,
-    };
-    if let Some(remedy) = remedy.filter(|_| actual.partitions > 1) {
+    let is_single = matches!(spec.role, Role::Audit | Role::Documents | Role::Progress);
+    if is_single && actual.partitions > 1 {
+        let other = |setting| format!(", or set {setting} to another topic");
+        let other = spec.setting.map(other).unwrap_or_default();
         return Some(spec.finding(
             Severity::Error,
             format!("has {} partitions: only the first one is read", actual.partitions),
-            remedy.to_owned(),
+            format!("create it again with one partition{other}"),
         ));
     }
     let model = spec.partitions_as.as_ref()?;
@@ -187,7 +180,7 @@ fn examine_retention(spec: &TopicSpec, actual: &ActualTopic) -> Option<Finding> 
             least.as_millis()
         )
     };
-    if matches!(spec.role, Role::Pipeline(TopicRole::Tier(_))) {
+    if spec.role == Role::Tier {
         return (retention < required).then(|| {
             let longest = HumanDuration::from_millis(required.as_millis() / 2);
             spec.finding(
@@ -203,11 +196,7 @@ fn examine_retention(spec: &TopicSpec, actual: &ActualTopic) -> Option<Finding> 
     (retention < configured).then(|| {
         // Dead letters have ended: shorter retention loses only their history, and no other topic depends on
         // them.
-        let is_of_dead_letters = matches!(
-            spec.role,
-            Role::Pipeline(TopicRole::DeadLetter) | Role::Scheduler(SchedulerRole::DeadLetter)
-        );
-        let severity = if retention < required && !is_of_dead_letters {
+        let severity = if retention < required && spec.role != Role::DeadLetters {
             Severity::Error
         } else {
             Severity::Warning
@@ -216,7 +205,7 @@ fn examine_retention(spec: &TopicSpec, actual: &ActualTopic) -> Option<Finding> 
             severity,
             format!(
                 "deletes {} after {retention}, but {configured} is configured",
-                spec.records()
+                spec.records
             ),
             remedy(configured),
         )
@@ -256,7 +245,7 @@ fn examine_largest(spec: &TopicSpec, actual: &ActualTopic) -> Option<Finding> {
             severity,
             format!(
                 "accepts records of up to {limit} bytes, but {} may have {largest} plus headers: {problem}",
-                spec.records()
+                spec.records
             ),
             raise_limit(largest),
         )
@@ -274,7 +263,7 @@ fn examine_retention_bytes(spec: &TopicSpec, actual: &ActualTopic) -> Option<Fin
         Severity::Warning,
         format!(
             "has retention.bytes={limit}: a burst could delete {} too early",
-            spec.records()
+            spec.records
         ),
         "set its retention.bytes to -1 and limit it with retention.ms".to_owned(),
     ))
@@ -287,7 +276,7 @@ fn examine_timestamps(spec: &TopicSpec, actual: &ActualTopic) -> Option<Finding>
             Severity::Warning,
             format!(
                 "has message.timestamp.type={found}: {} by a server whose clock is wrong would be found, and deleted, at the wrong time",
-                spec.records()
+                spec.records
             ),
             format!("set its message.timestamp.type to {APPEND_TIME}"),
         )

@@ -1,9 +1,8 @@
-//! Which topics pipelines and the scheduler need, and their configuration.
+//! The specification of topics, and the configuration that follows from it.
 
 use std::sync::Arc;
 
 use redeliver_core::pipeline::TopicRole;
-use redeliver_core::scheduler::{SchedulerRole, SchedulerTopics};
 use redeliver_core::{HumanDuration, Pipeline};
 
 use super::{ActualTopic, Cleanup, Role, TopicSettings, TopicSpec, TopologySpec};
@@ -11,13 +10,7 @@ use super::{ActualTopic, Cleanup, Role, TopicSettings, TopicSpec, TopologySpec};
 /// Added to twice the longest wait of a tier: how long the retry tier may be down before records are lost.
 const TIER_MARGIN: HumanDuration = HumanDuration::from_secs(86_400);
 /// A shorter retention of a topic between services is an error.
-const MIN_RETENTION: HumanDuration = HumanDuration::from_secs(3_600);
-/// Clients stop waiting for an answer long before.
-const ANSWER_RETENTION: HumanDuration = HumanDuration::from_secs(3_600);
-const MIN_ANSWER_RETENTION: HumanDuration = HumanDuration::from_secs(60);
-/// Answers are few and small, and each scheduler reads all of them.
-const MAX_ANSWER_PARTITIONS: i32 = 4;
-const MIN_AUDIT_RETENTION: HumanDuration = HumanDuration::from_secs(86_400);
+pub const MIN_RETENTION: HumanDuration = HumanDuration::from_secs(3_600);
 /// The retention of tombstones for creating compacted topics, well above the minimum that [`super::examine`] requires.
 const TOMBSTONE_RETENTION: HumanDuration = HumanDuration::from_secs(7 * 86_400);
 
@@ -31,81 +24,6 @@ impl TopologySpec {
             topics.map(|(name, role)| TopicSpec::of_pipeline(name, role, pipeline, settings))
         });
         Self::of(topics)
-    }
-
-    /// The topics of the scheduler. Records of the pipelines whose long waits go through it must fit into them.
-    #[must_use]
-    pub fn for_scheduler(
-        scheduler: &SchedulerTopics,
-        pipelines: &[Pipeline],
-        settings: &TopicSettings,
-    ) -> Self {
-        let topics = scheduler.topics().into_iter();
-        Self::of(topics.map(|(name, role)| {
-            let mut spec = TopicSpec::of_scheduler(name, role, scheduler, settings);
-            if role == SchedulerRole::Ingest {
-                let waiting = pipelines
-                    .iter()
-                    .filter(|pipeline| pipeline.long_waits.as_ref() == Some(&scheduler.ingest));
-                spec.sources = waiting.map(|pipeline| pipeline.source.clone()).collect();
-            }
-            spec
-        }))
-    }
-
-    /// The topic of the ledger.
-    #[must_use]
-    pub fn for_ledger(name: &str, settings: &TopicSettings) -> Self {
-        Self::of(std::iter::once(TopicSpec::compacted(
-            name,
-            Role::Ledger,
-            settings.partitions,
-            settings,
-        )))
-    }
-
-    /// The control topic. It has one partition, because its changes have one order.
-    #[must_use]
-    pub fn for_control(name: &str, settings: &TopicSettings) -> Self {
-        Self::of(std::iter::once(TopicSpec::compacted(
-            name,
-            Role::Control,
-            1,
-            settings,
-        )))
-    }
-
-    /// The topic of the states of groups. It has one partition, because its changes have one order.
-    #[must_use]
-    pub fn for_group_states(name: &str, settings: &TopicSettings) -> Self {
-        Self::of(std::iter::once(TopicSpec::compacted(
-            name,
-            Role::GroupStates,
-            1,
-            settings,
-        )))
-    }
-
-    /// The topic of redrives. It has one partition, because its changes have one order, and one process executes them.
-    #[must_use]
-    pub fn for_redrives(name: &str, settings: &TopicSettings) -> Self {
-        Self::of(std::iter::once(TopicSpec::compacted(
-            name,
-            Role::Redrives,
-            1,
-            settings,
-        )))
-    }
-
-    /// The audit topic. It has one partition, so that its entries have one order. A shorter retention than a day is an error.
-    #[must_use]
-    pub fn for_audit(name: &str, retention: HumanDuration, settings: &TopicSettings) -> Self {
-        Self::of(std::iter::once(TopicSpec {
-            retention: Some(retention),
-            required_retention: Some(MIN_AUDIT_RETENTION),
-            cleanup: Some(Cleanup::Delete),
-            ..TopicSpec::compacted(name, Role::Audit, 1, settings)
-        }))
     }
 
     /// Declares that records of up to `bytes` are written to these topics.
@@ -123,7 +41,8 @@ impl TopologySpec {
     }
 
     /// Deduplicates by name, preferring managed topics.
-    fn of(specs: impl Iterator<Item = TopicSpec>) -> Self {
+    #[must_use]
+    pub fn of(specs: impl IntoIterator<Item = TopicSpec>) -> Self {
         let mut topics: Vec<TopicSpec> = Vec::new();
         for spec in specs {
             match topics.iter_mut().find(|known| known.name == spec.name) {
@@ -161,61 +80,19 @@ impl TopologySpec {
 }
 
 impl TopicSpec {
-    /// A compacted topic that no other topic is related to.
-    fn compacted(name: &str, role: Role, partitions: i32, settings: &TopicSettings) -> Self {
+    /// A topic of users, which contains `records`.
+    #[must_use]
+    pub fn new(
+        name: impl Into<Arc<str>>,
+        role: Role,
+        records: &'static str,
+        settings: &TopicSettings,
+    ) -> Self {
         Self {
             name: name.into(),
             role,
-            partitions,
-            partitions_as: None,
-            replication: settings.replication,
-            retention: None,
-            required_retention: None,
-            sources: Vec::new(),
-            largest: None,
-            cleanup: Some(Cleanup::Compact {
-                tombstones: TOMBSTONE_RETENTION,
-            }),
-        }
-    }
-
-    fn of_pipeline(name: Arc<str>, role: TopicRole, pipeline: &Pipeline, settings: &TopicSettings) -> Self {
-        let (retention, required_retention) = match role {
-            TopicRole::Source | TopicRole::Output => (None, None),
-            TopicRole::Tier(tier) => {
-                let longest = pipeline.longest_wait_in_tiers().max(tier);
-                let twice = HumanDuration::from_millis(longest.as_millis().saturating_mul(2));
-                let with_margin =
-                    HumanDuration::from_millis(twice.as_millis().saturating_add(TIER_MARGIN.as_millis()));
-                (Some(settings.retention.max(with_margin)), Some(twice))
-            }
-            TopicRole::Due => kept_for(settings.retention, MIN_RETENTION),
-            TopicRole::DeadLetter => kept_for(settings.dead_letter_retention, MIN_RETENTION),
-        };
-        let is_managed = required_retention.is_some();
-        Self {
-            name,
-            role: Role::Pipeline(role),
-            partitions: settings.partitions,
-            partitions_as: None,
-            replication: settings.replication,
-            retention,
-            required_retention,
-            sources: is_managed.then(|| pipeline.source.clone()).into_iter().collect(),
-            largest: None,
-            cleanup: is_managed.then_some(Cleanup::Delete),
-        }
-    }
-
-    fn of_scheduler(
-        name: Arc<str>,
-        role: SchedulerRole,
-        scheduler: &SchedulerTopics,
-        settings: &TopicSettings,
-    ) -> Self {
-        let unmanaged = Self {
-            name,
-            role: Role::Scheduler(role),
+            records,
+            setting: None,
             partitions: settings.partitions,
             partitions_as: None,
             replication: settings.replication,
@@ -224,45 +101,70 @@ impl TopicSpec {
             sources: Vec::new(),
             largest: None,
             cleanup: None,
-        };
-        let deleted_after = |(retention, required_retention)| Self {
-            retention,
-            required_retention,
+        }
+    }
+
+    /// A managed topic of one partition, because its records have one order.
+    #[must_use]
+    pub fn of_one_partition(
+        name: impl Into<Arc<str>>,
+        role: Role,
+        records: &'static str,
+        settings: &TopicSettings,
+    ) -> Self {
+        Self {
+            partitions: 1,
+            ..Self::new(name, role, records, settings).compacted()
+        }
+    }
+
+    /// Old records are deleted after `retention`. A retention that is shorter than `required`, too, is an error.
+    #[must_use]
+    pub fn deleted_after(self, retention: HumanDuration, required: HumanDuration) -> Self {
+        Self {
+            retention: Some(retention),
+            required_retention: Some(retention.min(required)),
             cleanup: Some(Cleanup::Delete),
-            ..unmanaged.clone()
+            ..self
+        }
+    }
+
+    /// The latest record of each key is kept.
+    #[must_use]
+    pub fn compacted(self) -> Self {
+        let tombstones = TOMBSTONE_RETENTION;
+        Self {
+            cleanup: Some(Cleanup::Compact { tombstones }),
+            ..self
+        }
+    }
+
+    fn of_pipeline(name: Arc<str>, role: TopicRole, pipeline: &Pipeline, settings: &TopicSettings) -> Self {
+        let new = |role, records| Self::new(name, role, records, settings);
+        let managed = match role {
+            TopicRole::Source => return new(Role::Input, "records"),
+            TopicRole::Output => return new(Role::Output, "results"),
+            TopicRole::Tier(tier) => {
+                let longest = pipeline.longest_wait_in_tiers().max(tier);
+                let twice = HumanDuration::from_millis(longest.as_millis().saturating_mul(2));
+                let with_margin =
+                    HumanDuration::from_millis(twice.as_millis().saturating_add(TIER_MARGIN.as_millis()));
+                new(Role::Tier, "waiting records").deleted_after(settings.retention.max(with_margin), twice)
+            }
+            TopicRole::Due => {
+                new(Role::Input, "released records").deleted_after(settings.retention, MIN_RETENTION)
+            }
+            TopicRole::DeadLetter => new(Role::DeadLetters, "dead letters")
+                .deleted_after(settings.dead_letter_retention, MIN_RETENTION),
         };
-        match role {
-            SchedulerRole::App => unmanaged,
-            SchedulerRole::Ingest => deleted_after(kept_for(settings.retention, MIN_RETENTION)),
-            SchedulerRole::DeadLetter => Self {
-                sources: vec![scheduler.ingest.clone()],
-                ..deleted_after(kept_for(settings.dead_letter_retention, MIN_RETENTION))
-            },
-            SchedulerRole::Answers => Self {
-                partitions: settings.partitions.min(MAX_ANSWER_PARTITIONS),
-                ..deleted_after(kept_for(ANSWER_RETENTION, MIN_ANSWER_RETENTION))
-            },
-            SchedulerRole::State => Self {
-                partitions_as: Some(scheduler.ingest.clone()),
-                sources: vec![scheduler.ingest.clone()],
-                cleanup: Some(Cleanup::Compact {
-                    tombstones: TOMBSTONE_RETENTION,
-                }),
-                ..unmanaged
-            },
+        Self {
+            sources: vec![pipeline.source.clone()],
+            ..managed
         }
     }
 }
 
-/// The retention for creating a topic, and the minimum, below which there is an error.
-fn kept_for(
-    retention: HumanDuration,
-    shortest: HumanDuration,
-) -> (Option<HumanDuration>, Option<HumanDuration>) {
-    (Some(retention), Some(retention.min(shortest)))
-}
-
-/// Settings with which the topic of redrives is compacted soon: the segment that is being written never is, and each step of a job supersedes records.
+/// Settings with which a topic of [`Role::Progress`] is compacted soon: the segment that is being written never is.
 pub(super) const SMALL_SEGMENTS: [(&str, i64); 2] = [("segment.bytes", 32 << 20), ("segment.ms", 600_000)];
 
 /// The value of `message.timestamp.type` with which brokers set the timestamps of records.
@@ -297,7 +199,7 @@ pub(super) fn creation_config(spec: &TopicSpec, limit: Option<i64>) -> Vec<(&'st
     if let Some(retention) = spec.retention {
         config.push(("retention.ms", millis(retention)));
     }
-    if spec.role == Role::Redrives {
+    if spec.role == Role::Progress {
         config.extend(SMALL_SEGMENTS.map(|(name, value)| (name, value.to_string())));
         // Half of the topic would be superseded records otherwise.
         config.push(("min.cleanable.dirty.ratio", "0.1".to_owned()));

@@ -8,8 +8,6 @@
 use std::collections::BTreeMap;
 
 use redeliver_core::HumanDuration;
-use redeliver_core::pipeline::TopicRole;
-use redeliver_core::scheduler::SchedulerRole;
 
 use super::{ActualTopic, Finding, Role, Severity, TopicSpec, TopologySpec};
 
@@ -28,11 +26,7 @@ enum Kept {
 impl TopicSpec {
     /// Whether a consumer group reads the topic.
     fn is_read_by_group(&self) -> bool {
-        matches!(
-            self.role,
-            Role::Pipeline(TopicRole::Source | TopicRole::Tier(_) | TopicRole::Due)
-                | Role::Scheduler(SchedulerRole::Ingest)
-        )
+        matches!(self.role, Role::Input | Role::Tier)
     }
 }
 
@@ -101,10 +95,11 @@ fn kept(topic: &ActualTopic) -> Option<Kept> {
 
 #[cfg(test)]
 mod tests {
-    use redeliver_core::{Pipeline, SchedulerTopics};
+    use redeliver_core::Pipeline;
 
     use super::*;
     use crate::topology::TopicSettings;
+    use crate::topology::tests::jobs;
 
     const WEEK: u64 = 7 * 86_400;
 
@@ -119,11 +114,7 @@ mod tests {
             output: Some("out".into()),
             ..Pipeline::new("docs")
         };
-        TopologySpec::for_pipelines(&[pipeline], &settings).join(TopologySpec::for_scheduler(
-            &SchedulerTopics::default(),
-            &[],
-            &settings,
-        ))
+        TopologySpec::for_pipelines(&[pipeline], &settings).join(jobs(&[], &settings))
     }
 
     #[track_caller]
@@ -162,7 +153,7 @@ mod tests {
                 &[
                     ("docs-dlq", "delete", "-1"),
                     ("out", "compact", "-1"),
-                    ("scheduler.jobs.state", "compact", "-1"),
+                    ("jobs-state", "compact", "-1"),
                 ],
                 None,
             ),
@@ -190,10 +181,10 @@ mod tests {
                 10_080,
                 &[
                     ("docs-retry-5s", "delete", "864000000"),
-                    ("scheduler.jobs.ingest", policy, retention),
+                    ("jobs-ingest", policy, retention),
                 ],
                 Some(
-                    "warning: topic `scheduler.jobs.ingest` keeps records forever, but the brokers delete the \
+                    "warning: topic `jobs-ingest` keeps records forever, but the brokers delete the \
                      committed offsets of a consumer group that has had no members for 7d \
                      (offsets.retention.minutes=10080): after a longer outage, its group would read this topic and 1 \
                      other topic from the beginning and process the records again; set offsets.retention.minutes of \

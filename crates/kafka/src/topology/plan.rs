@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use super::admin::MissingTopic;
-use super::{ActualTopic, Role, TopologySpec};
+use super::{ActualTopic, TopologySpec};
 
 /// The default of Kafka's `message.max.bytes`, which limits the size of a batch in topics without a limit of their own.
 const BROKER_LIMIT: i64 = 1_048_588;
@@ -14,8 +14,6 @@ const BROKER_LIMIT: i64 = 1_048_588;
 pub struct PlannedTopic {
     /// The name.
     pub name: Arc<str>,
-    /// What the topic is used for.
-    pub role: Role,
     /// Whether Redeliver relies on its configuration. Other topics belong to users.
     pub is_managed: bool,
     /// The number of partitions.
@@ -49,7 +47,6 @@ pub fn plan(spec: &TopologySpec) -> Vec<PlannedTopic> {
         created.insert(topic.name.to_string(), actual);
         planned.push(PlannedTopic {
             name: topic.name.clone(),
-            role: topic.role,
             is_managed: topic.is_managed(),
             partitions: missing.partitions,
             replication: topic.replication,

@@ -1,4 +1,4 @@
-use redeliver_core::{Pipeline, SchedulerTopics};
+use redeliver_core::Pipeline;
 
 use super::needed::creation_config;
 use super::*;
@@ -23,20 +23,39 @@ fn crawl() -> Pipeline {
     }
 }
 
-/// A pipeline whose long waits go through the scheduler.
+/// A pipeline whose long waits go through another service.
 fn patient() -> Pipeline {
     Pipeline {
         max_wait: days(365),
-        long_waits: Some(scheduler().ingest),
+        long_waits: Some(INGEST.into()),
         ..crawl()
     }
 }
 
-fn scheduler() -> SchedulerTopics {
-    SchedulerTopics {
-        apps: vec!["sms".into(), "crawl-jobs".into()],
-        ..SchedulerTopics::default()
-    }
+const INGEST: &str = "jobs-ingest";
+
+/// The topics of a service between producers and users: commands that a pipeline writes, too, what waits, and what becomes of it.
+pub(super) fn jobs(sources: &[&str], settings: &TopicSettings) -> TopologySpec {
+    let new = |name: &str, role, records| TopicSpec::new(name, role, records, settings);
+    let answered = HumanDuration::from_secs(3_600);
+    TopologySpec::of([
+        TopicSpec {
+            sources: sources.iter().map(|source| (*source).into()).collect(),
+            ..new(INGEST, Role::Input, "commands").deleted_after(settings.retention, MIN_RETENTION)
+        },
+        TopicSpec {
+            partitions_as: Some(INGEST.into()),
+            sources: vec![INGEST.into()],
+            ..new("jobs-state", Role::State, "waiting jobs").compacted()
+        },
+        new("jobs-answers", Role::Broadcast, "answers").deleted_after(answered, answered),
+        new("sms", Role::Output, "jobs"),
+        new("crawl-jobs", Role::Output, "jobs"),
+    ])
+}
+
+fn single(name: &str, role: Role, records: &'static str) -> TopicSpec {
+    TopicSpec::of_one_partition(name, role, records, &settings())
 }
 
 fn spec_in(spec: TopologySpec, name: &str) -> TopicSpec {
@@ -49,11 +68,13 @@ fn spec_of(name: &str) -> TopicSpec {
     let settings = settings();
     let topics = [
         TopologySpec::for_pipelines(&[crawl()], &settings),
-        TopologySpec::for_scheduler(&scheduler(), &[], &settings),
-        TopologySpec::for_group_states("groups", &settings),
-        TopologySpec::for_ledger("ledger", &settings),
-        TopologySpec::for_audit("audit", days(1), &settings),
-        TopologySpec::for_redrives("redrives", &settings),
+        jobs(&[], &settings),
+        TopologySpec::of([
+            TopicSpec::new("ledger", Role::Ledger, "states of letters", &settings).compacted(),
+            single("groups", Role::Documents, "notes"),
+            single("audit", Role::Audit, "entries").deleted_after(days(1), days(1)),
+            single("redrives", Role::Progress, "redrives"),
+        ]),
     ]
     .into_iter()
     .flat_map(|spec| spec.topics)
@@ -80,7 +101,7 @@ fn topic(partitions: i32, config: &[(&str, &str)]) -> ActualTopic {
 /// The findings for one topic, next to sources with default limits.
 fn findings_for(spec: &TopicSpec, actual: ActualTopic) -> Vec<Finding> {
     let source = topic(12, &[("max.message.bytes", "1048588")]);
-    let sources = ["crawl-jobs", "scheduler.jobs.ingest"];
+    let sources = ["crawl-jobs", "jobs-ingest"];
     let mut all = BTreeMap::from(sources.map(|name| (name.to_owned(), source.clone())));
     all.insert(spec.name.to_string(), actual);
     examine(spec, &all)
@@ -130,34 +151,25 @@ fn shared_topics_occur_once() {
         let spec = TopologySpec::for_pipelines(&pipelines, &settings());
         assert_eq!(distinct(&spec), 12);
         let dead = spec_in(spec, "crawl-jobs-dlq");
-        assert_eq!(
-            (dead.role, dead.is_managed()),
-            (Role::Pipeline(TopicRole::DeadLetter), true)
-        );
+        assert_eq!((dead.role, dead.is_managed()), (Role::DeadLetters, true));
         assert_eq!(dead.sources, ["crawl-jobs".into()]);
     }
 
     let pipelines = TopologySpec::for_pipelines(&[patient()], &settings());
-    let jobs = TopologySpec::for_scheduler(&scheduler(), &[crawl(), patient()], &settings());
+    let jobs = jobs(&["crawl-jobs"], &settings());
     for spec in [pipelines.clone().join(jobs.clone()), jobs.clone().join(pipelines)] {
-        assert_eq!(distinct(&spec), 12);
+        assert_eq!(distinct(&spec), 11);
         let managed = spec.topics.iter().filter(|topic| topic.is_managed()).count();
         // All but the source, the output and the topic of one application.
-        assert_eq!(managed, 9);
+        assert_eq!(managed, 8);
     }
-    // Only the sources of pipelines whose long waits go through the ingest topic.
-    assert_eq!(jobs.topics[0].sources, ["crawl-jobs".into()]);
     let stages = jobs.stages().map(|topics| {
         let names = topics.iter().map(|topic| topic.name.to_string());
         names.collect::<Vec<_>>().join(" ")
     });
     assert_eq!(
         stages,
-        [
-            "sms crawl-jobs",
-            "scheduler.jobs.ingest scheduler.jobs.answers",
-            "scheduler.jobs.state scheduler.jobs.dlq"
-        ]
+        ["sms crawl-jobs", "jobs-ingest jobs-answers", "jobs-state"]
     );
 }
 
@@ -203,11 +215,11 @@ fn tiers_retain_twice_the_longest_wait() {
 fn created_topics_have_no_findings() {
     for spec in [
         TopologySpec::for_pipelines(&[crawl()], &settings()),
-        TopologySpec::for_scheduler(&scheduler(), &[patient()], &settings()),
+        jobs(&["crawl-jobs"], &settings()),
     ] {
         let of = |spec: &TopicSpec| {
             // The ingest topic is managed, so its limit already includes room for headers.
-            let follows_ingest = spec.sources.contains(&"scheduler.jobs.ingest".into());
+            let follows_ingest = spec.sources.contains(&"jobs-ingest".into());
             let limit = 1_048_588 + 16_384 * i64::from(follows_ingest);
             (spec.name.to_string(), created(spec, Some(limit)))
         };
@@ -216,12 +228,11 @@ fn created_topics_have_no_findings() {
     }
     // The broker's defaults.
     assert!(created(&spec_of("sms"), None).config.is_empty());
-    assert_eq!(spec_of("scheduler.jobs.answers").partitions, 4);
     for (name, property, value) in [
-        ("scheduler.jobs.state", "cleanup.policy", Some("compact")),
-        ("scheduler.jobs.state", "delete.retention.ms", Some("604800000")),
-        ("scheduler.jobs.state", "retention.ms", None),
-        ("scheduler.jobs.answers", "retention.ms", Some("3600000")),
+        ("jobs-state", "cleanup.policy", Some("compact")),
+        ("jobs-state", "delete.retention.ms", Some("604800000")),
+        ("jobs-state", "retention.ms", None),
+        ("jobs-answers", "retention.ms", Some("3600000")),
         ("ledger", "cleanup.policy", Some("compact")),
         ("audit", "message.timestamp.type", Some("LogAppendTime")),
         ("redrives", "segment.bytes", Some("33554432")),
@@ -247,7 +258,11 @@ fn missing_topics_are_errors() {
     );
     assert_eq!(pipelines.len(), 7);
     // Without permission, it looks the same.
-    let control = missing(&TopologySpec::for_control("redeliver.control", &settings()));
+    let control = missing(&TopologySpec::of([single(
+        "redeliver.control",
+        Role::Documents,
+        "what is paused",
+    )]));
     let expected = "error: topic `redeliver.control` does not exist, or may not be described; create it, or run `redeliver \
                     topics apply`";
     assert_found(&control, &[expected], "control");
@@ -286,7 +301,7 @@ fn valid_topics_have_no_findings() {
         ("crawl-results", &bad),
         ("sms", &bad),
         ("groups", &state[..1]),
-        ("scheduler.jobs.state", &state),
+        ("jobs-state", &state),
         ("ledger", &state[..1]),
         ("audit", &[("message.timestamp.type", "LogAppendTime")]),
         ("redrives", &redrives),
@@ -294,7 +309,7 @@ fn valid_topics_have_no_findings() {
     for (name, config) in valid {
         check(name, config, &[]);
     }
-    for name in ["crawl-jobs-retry-5s", "scheduler.jobs.state"] {
+    for name in ["crawl-jobs-retry-5s", "jobs-state"] {
         let unknown = ActualTopic {
             partitions: 12,
             config: BTreeMap::new(),
@@ -318,34 +333,29 @@ fn lossy_policies_are_errors() {
             "error: .. compacted .. released records",
         ),
         ("crawl-jobs-dlq", "compact", "error: .. compacted .. dead letters"),
-        ("scheduler.jobs.ingest", "compact", "error: .. commands"),
-        ("scheduler.jobs.answers", "compact", "error: .. answers"),
-        ("scheduler.jobs.dlq", "compact", "error: .. dead letters"),
+        ("jobs-ingest", "compact", "error: .. commands"),
+        ("jobs-answers", "compact", "error: .. answers"),
         (
-            "scheduler.jobs.state",
+            "jobs-state",
             "delete",
-            "error: topic `scheduler.jobs.state` deletes old records: waiting jobs would be lost before they are due; set \
+            "error: topic `jobs-state` deletes old records: waiting jobs would be lost before they are due; set \
              its cleanup.policy to compact",
         ),
+        ("jobs-state", "compact,delete", "error: .. deletes old records"),
         (
-            "scheduler.jobs.state",
-            "compact,delete",
-            "error: .. deletes old records",
-        ),
-        (
-            "scheduler.jobs.state",
+            "jobs-state",
             "",
             "error: .. is not compacted: it would grow forever; set its cleanup.policy to compact",
         ),
         (
             "groups",
             "delete",
-            "error: .. states and notes of groups would be lost; set its cleanup.policy to compact",
+            "error: .. notes would be lost; set its cleanup.policy to compact",
         ),
         (
             "ledger",
             "compact,delete",
-            "error: .. states of dead letters would be lost; set its cleanup.policy to compact",
+            "error: .. states of letters would be lost; set its cleanup.policy to compact",
         ),
     ] {
         check(name, &[("cleanup.policy", policy)], &[expected]);
@@ -378,7 +388,7 @@ fn short_retention_is_found() {
             "warning: .. deletes dead letters after 1ms, but 30d",
         ),
         (
-            "scheduler.jobs.ingest",
+            "jobs-ingest",
             "3600000",
             "warning: .. deletes commands after 1h, but 7d is configured; set its retention.ms to 604800000 (7d)",
         ),
@@ -391,7 +401,7 @@ fn short_retention_is_found() {
         &["error: .. compacted", "warning: .. retention.bytes=1000000"],
     );
     check(
-        "scheduler.jobs.state",
+        "jobs-state",
         &[("cleanup.policy", "compact"), ("delete.retention.ms", "3600000")],
         &[
             "error: .. deletes tombstones after 1h: an index that was behind for longer could restore deleted jobs, and at \
@@ -416,12 +426,12 @@ fn narrow_limits_are_found() {
         check("crawl-jobs-dlq", &[("max.message.bytes", limit)], &[expected]);
     }
     let narrow = ("max.message.bytes", "900000");
-    let mut jobs = TopologySpec::for_scheduler(&scheduler(), &[patient()], &settings());
-    jobs.expect(["sms", "scheduler.jobs.state"], 900_000);
+    let mut jobs = jobs(&["crawl-jobs"], &settings());
+    jobs.expect(["sms", "jobs-state"], 900_000);
     let state = ("cleanup.policy", "compact");
     for (name, config, expected) in [
         (
-            "scheduler.jobs.ingest",
+            "jobs-ingest",
             vec![("max.message.bytes", "1000")],
             vec!["error: .. but `crawl-jobs` accepts 1048588"],
         ),
@@ -434,9 +444,9 @@ fn narrow_limits_are_found() {
                  that do not fit become dead letters; set its max.message.bytes to 916384 or more",
             ],
         ),
-        ("scheduler.jobs.state", vec![state], vec![]),
+        ("jobs-state", vec![state], vec![]),
         (
-            "scheduler.jobs.state",
+            "jobs-state",
             vec![state, narrow],
             vec!["error: ", "error: .. waiting jobs may have 900000"],
         ),
@@ -455,12 +465,8 @@ fn wrong_partition_counts_are_errors() {
             3,
             "error: topic `groups` has 3 partitions: only the first one is read; create it again",
         ),
-        ("scheduler.jobs.state", 11, "error: .. give it 12 partitions"),
-        (
-            "scheduler.jobs.state",
-            13,
-            "error: .. give `scheduler.jobs.ingest` 13 partitions",
-        ),
+        ("jobs-state", 11, "error: .. give it 12 partitions"),
+        ("jobs-state", 13, "error: .. give `jobs-ingest` 13 partitions"),
     ] {
         let actual = topic(partitions, &[("cleanup.policy", "compact")]);
         assert_found(&findings_for(&spec_of(name), actual), &[expected], name);
@@ -474,7 +480,7 @@ fn late_compaction_and_times_warn() {
         (
             "audit",
             vec![("message.timestamp.type", "CreateTime")],
-            "warning: topic `audit` has message.timestamp.type=CreateTime: records of changes and disclosures by a server \
+            "warning: topic `audit` has message.timestamp.type=CreateTime: entries by a server \
              whose clock is wrong would be found, and deleted, at the wrong time; set its message.timestamp.type to \
              LogAppendTime",
         ),

@@ -6,9 +6,10 @@ use rdkafka::ClientConfig;
 use rdkafka::admin::{AdminClient, AdminOptions, ResourceSpecifier};
 use rdkafka::client::DefaultClientContext;
 use rdkafka::producer::{FutureProducer, FutureRecord};
-use redeliver_core::{HumanDuration, Pipeline, SchedulerTopics};
+use redeliver_core::{HumanDuration, Pipeline};
 use redeliver_kafka::topology::{
-    Applied, Severity, TopicSettings, TopologyError, TopologySpec, apply, check,
+    Applied, MIN_RETENTION, Role, Severity, TopicSettings, TopicSpec, TopologyError, TopologySpec, apply,
+    check,
 };
 use redeliver_kafka::{ClientSettings, KafkaClient, KafkaSettings, reader};
 use redeliver_testkit::{brokers, unique};
@@ -196,26 +197,21 @@ async fn unreachable_kafka_is_an_error() {
     assert!(error.to_string().contains("127.0.0.1:1"), "{error}");
 }
 
-/// A scheduler with unique topics.
-fn scheduler() -> SchedulerTopics {
-    let name = unique("jobs");
-    SchedulerTopics {
-        ingest: format!("{name}-ingest").into(),
-        state: format!("{name}-state").into(),
-        dlq: format!("{name}-dead").into(),
-        answers: format!("{name}-answers").into(),
-        apps: vec![format!("{name}-app").into()],
-    }
-}
-
-/// The topics of this scheduler and of a pipeline whose long waits go through it.
-fn joined(scheduler: &SchedulerTopics) -> TopologySpec {
-    let pipeline = Pipeline {
-        long_waits: Some(scheduler.ingest.clone()),
-        ..pipeline()
+/// The topics of a pipeline, and those of a service that its records go through: what comes in, what waits, and what it sends.
+fn joined(name: &str) -> TopologySpec {
+    let (pipeline, settings) = (pipeline(), settings());
+    let new = |of: &str, role| TopicSpec::new(format!("{name}-{of}"), role, "jobs", &settings);
+    let ingest = new("ingest", Role::Input).deleted_after(settings.retention, MIN_RETENTION);
+    let state = TopicSpec {
+        partitions_as: Some(ingest.name.clone()),
+        sources: vec![ingest.name.clone()],
+        ..new("state", Role::State).compacted()
     };
-    let jobs = TopologySpec::for_scheduler(scheduler, std::slice::from_ref(&pipeline), &settings());
-    spec(&pipeline).join(jobs)
+    let ingest = TopicSpec {
+        sources: vec![pipeline.source.clone()],
+        ..ingest
+    };
+    spec(&pipeline).join(TopologySpec::of([ingest, state, new("app", Role::Output)]))
 }
 
 async fn partitions(topic: &str) -> usize {
@@ -227,27 +223,25 @@ async fn partitions(topic: &str) -> usize {
 
 #[tokio::test]
 async fn missing_topics_are_created_once() {
-    let scheduler = scheduler();
-    let spec = joined(&scheduler);
+    let name = unique("jobs");
+    let (ingest, state) = (format!("{name}-ingest"), format!("{name}-state"));
+    let spec = joined(&name);
     let applied = apply(&client(), &spec, TIMEOUT).await.unwrap();
-    assert_eq!(created(&applied), 12);
+    assert_eq!(created(&applied), 10);
     assert!(
         applied.iter().all(|topic| topic.findings.is_empty()),
         "{applied:?}"
     );
     assert_eq!(check(&client(), &spec, TIMEOUT).await.unwrap(), []);
     let again = apply(&client(), &spec, TIMEOUT).await.unwrap();
-    assert_eq!((again.len(), created(&again)), (12, 0));
-    let state = &scheduler.state;
-    assert_eq!(configured(state, "cleanup.policy").await, "compact");
-    assert_eq!(configured(state, "delete.retention.ms").await, "604800000");
-    assert_eq!(configured(&scheduler.ingest, "cleanup.policy").await, "delete");
-    assert_eq!(configured(&scheduler.ingest, "retention.ms").await, "604800000");
-    assert_eq!(configured(&scheduler.dlq, "retention.ms").await, "2592000000");
-    assert_eq!(configured(&scheduler.answers, "retention.ms").await, "3600000");
+    assert_eq!((again.len(), created(&again)), (10, 0));
+    assert_eq!(configured(&state, "cleanup.policy").await, "compact");
+    assert_eq!(configured(&state, "delete.retention.ms").await, "604800000");
+    assert_eq!(configured(&ingest, "cleanup.policy").await, "delete");
+    assert_eq!(configured(&ingest, "retention.ms").await, "604800000");
     // A record of the source fits into the ingest topic, and a command fits into the state topic.
     let mut limits = Vec::new();
-    for topic in [&spec.topics[0].name, &scheduler.ingest, state] {
+    for topic in [&*spec.topics[0].name, &ingest, &state] {
         let limit = configured(topic, "max.message.bytes").await;
         limits.push(limit.parse::<u32>().unwrap());
     }
@@ -256,14 +250,14 @@ async fn missing_topics_are_created_once() {
 
 #[tokio::test]
 async fn state_topic_follows_ingest_partitions() {
-    let scheduler = scheduler();
+    let name = unique("jobs");
     // With 2 partitions instead of the configured 3.
-    create(&scheduler.ingest, &[]).await;
-    let applied = apply(&client(), &joined(&scheduler), TIMEOUT).await.unwrap();
-    assert_eq!(created(&applied), 11);
+    create(&format!("{name}-ingest"), &[]).await;
+    let applied = apply(&client(), &joined(&name), TIMEOUT).await.unwrap();
+    assert_eq!(created(&applied), 9);
     let findings = applied.iter().flat_map(|topic| &topic.findings);
     let errors = findings.filter(|finding| finding.severity == Severity::Error);
     assert_eq!(errors.count(), 0, "{applied:?}");
-    assert_eq!(partitions(&scheduler.state).await, 2);
-    assert_eq!(partitions(&scheduler.dlq).await, 3);
+    assert_eq!(partitions(&format!("{name}-state")).await, 2);
+    assert_eq!(partitions(&format!("{name}-app")).await, 3);
 }

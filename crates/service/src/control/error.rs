@@ -19,8 +19,8 @@ pub enum ControlError {
     Refused(Refusal),
     /// A field of the request is invalid.
     Invalid {
-        /// The field: `name`, `reason`, `rate` or `page_token`.
-        field: &'static str,
+        /// The field.
+        field: ControlField,
         /// What is wrong with it.
         problem: String,
     },
@@ -45,6 +45,30 @@ pub enum ControlError {
     Unconfirmed(String),
 }
 
+/// A field of a request for control.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ControlField {
+    /// `name`.
+    Name,
+    /// `why`.
+    Reason,
+    /// `rate`.
+    Rate,
+    /// `page_token`.
+    PageToken,
+}
+
+impl ControlField {
+    const fn as_str(self) -> &'static str {
+        match self {
+            Self::Name => "name",
+            Self::Reason => "reason",
+            Self::Rate => "rate",
+            Self::PageToken => "page_token",
+        }
+    }
+}
+
 impl From<Refusal> for ControlError {
     fn from(refusal: Refusal) -> Self {
         Self::Refused(refusal)
@@ -64,7 +88,7 @@ impl ControlError {
                 "{name} {error}; upgrade this process, change it with the version that wrote it, or see docs/control.md"
             )),
             ChangeError::Refused(refused @ RefusedChange::Impossible) => Self::Invalid {
-                field: "name",
+                field: ControlField::Name,
                 problem: refused.to_string(),
             },
             ChangeError::Refused(refused @ RefusedChange::Overtaken(_)) => {
@@ -109,7 +133,7 @@ impl ControlError {
             Self::NoTopicIds => "NO_TOPIC_IDS",
             Self::NotReady => "NOT_READY",
             Self::Unavailable(_) => "KAFKA_UNAVAILABLE",
-            Self::Unconfirmed(_) => "UNCONFIRMED",
+            Self::Unconfirmed(_) => error::reasons::UNCONFIRMED,
         }
     }
 
@@ -118,7 +142,7 @@ impl ControlError {
     pub fn message(&self) -> String {
         match self {
             Self::Refused(refusal) => refusal.message().to_owned(),
-            Self::Invalid { field, problem } => format!("{field}: {problem}"),
+            Self::Invalid { field, problem } => format!("{}: {problem}", field.as_str()),
             Self::Unknown(ControlName::Application(app)) => format!("no such application: {app}"),
             Self::Unknown(name) => format!("no such pipeline or tier in the configuration: {name}"),
             Self::Revised { name, revision } => {
@@ -144,6 +168,7 @@ impl ControlError {
         match &self {
             Self::Refused(refusal) => identity::grpc::status(refusal),
             Self::Invalid { field, problem } => {
+                let field = field.as_str();
                 let code = ("code", format!("request.{field}"));
                 error::invalid(field, problem, self.reason(), [code])
             }

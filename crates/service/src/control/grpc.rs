@@ -10,7 +10,7 @@ use redeliver_runtime::config::{Area, Verb};
 use tonic::{Request, Response, Status};
 
 use super::operations::{ChangeVerb, WantedChange, invalid, read_limit};
-use super::{ControlError, ControlName, Controls};
+use super::{ControlError, ControlField, ControlName, Controls};
 use crate::identity::Identity;
 
 /// What each call requires, of the name that it is about.
@@ -71,7 +71,7 @@ fn caller<T>(request: &Request<T>) -> Result<Identity, Status> {
 
 fn read_name(name: &str) -> Result<ControlName, Status> {
     let read = name.parse::<ControlName>();
-    read.map_err(|error| invalid("name", error.to_string()).into_status())
+    read.map_err(|error| invalid(ControlField::Name, error.to_string()).into_status())
 }
 
 fn answer<T>(result: Result<T, ControlError>) -> Result<Response<T>, Status> {

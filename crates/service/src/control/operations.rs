@@ -31,7 +31,7 @@ use super::value::{
     ApplicationControl, Desired, PipelineControl, RATES, RateLimit, Release, Run, TierControl, Value,
     read_rate, write_application, write_pipeline, write_tier,
 };
-use super::{Control, ControlError, ControlName, Snapshot};
+use super::{Control, ControlError, ControlField, ControlName, Snapshot};
 use crate::audit::AuditLog;
 use crate::host::Host;
 use crate::identity::{Authenticator, CallerName, Identity};
@@ -171,7 +171,7 @@ impl Controls {
         check_reason(&reason)?;
         let ControlName::WholeTier(tier) = name else {
             let problem = "is not a tier of all pipelines; name one, such as tier/30s";
-            return Err(invalid("name", problem));
+            return Err(invalid(ControlField::Name, problem));
         };
         self.snapshot()?;
         let pipelines = self.pipelines.iter().filter(|pipeline| has_tier(pipeline, *tier));
@@ -258,7 +258,7 @@ impl Controls {
             ChangeVerb::Pause | ChangeVerb::Resume | ChangeVerb::Rate(_)
                 if matches!(name, ControlName::LongWaits(_)) =>
             {
-                return Err(invalid("name", "can only be released"));
+                return Err(invalid(ControlField::Name, "can only be released"));
             }
             ChangeVerb::Pause => Change::Run(Run::Paused),
             ChangeVerb::Resume => Change::Run(Run::Running),
@@ -276,7 +276,7 @@ impl Controls {
             ControlName::LongWaits(name) => pipeline(name).and_then(|pipeline| pipeline.long_waits.clone()),
             ControlName::Application(_) | ControlName::Pipeline(_) | ControlName::WholeTier(_) => {
                 let problem = "has nothing to release; name a tier, such as tier/docs/30s";
-                return Err(invalid("name", problem));
+                return Err(invalid(ControlField::Name, problem));
             }
         };
         let topic = topic.ok_or_else(|| ControlError::Unknown(name.clone()))?;
@@ -435,7 +435,7 @@ fn check_reason(reason: &str) -> Result<(), ControlError> {
         return Ok(());
     }
     let problem = format!("must have at most {MAX_REASON} bytes, without control characters");
-    Err(invalid("reason", problem))
+    Err(invalid(ControlField::Reason, problem))
 }
 
 const fn run(is_paused: bool) -> Run {
@@ -443,7 +443,7 @@ const fn run(is_paused: bool) -> Run {
 }
 
 /// An invalid field of a request.
-pub(super) fn invalid(field: &'static str, problem: impl Into<String>) -> ControlError {
+pub(super) fn invalid(field: ControlField, problem: impl Into<String>) -> ControlError {
     ControlError::Invalid {
         field,
         problem: problem.into(),
@@ -458,7 +458,7 @@ pub fn read_limit(rate: Option<&v1::RateLimit>) -> Result<Option<RateLimit>, Con
     rate.map(read_rate).transpose().map_err(|_| {
         let (least, most) = (RATES.start(), RATES.end());
         invalid(
-            "rate",
+            ControlField::Rate,
             format!("must be from {least} to {most} per second, or unlimited"),
         )
     })

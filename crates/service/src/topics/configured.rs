@@ -1,9 +1,18 @@
 //! The topics of a configuration.
 
-use redeliver_core::Pipeline;
-use redeliver_kafka::topology::{TopicSettings, TopologySpec};
+use redeliver_core::scheduler::{SchedulerRole, SchedulerTopics};
+use redeliver_core::{HumanDuration, Pipeline};
+use redeliver_kafka::topology::{MIN_RETENTION, Role, TopicSettings, TopicSpec, TopologySpec};
 use redeliver_runtime::Config;
 use redeliver_runtime::config::ResponseMode;
+
+/// Clients stop waiting for an answer long before.
+const ANSWER_RETENTION: HumanDuration = HumanDuration::from_secs(3_600);
+const MIN_ANSWER_RETENTION: HumanDuration = HumanDuration::from_secs(60);
+/// Answers are few and small, and each scheduler reads all of them.
+const MAX_ANSWER_PARTITIONS: i32 = 4;
+/// A shorter retention of audit entries is an error.
+const MIN_AUDIT_RETENTION: HumanDuration = HumanDuration::from_secs(86_400);
 
 /// How missing topics are created, from the configuration.
 #[must_use]
@@ -32,11 +41,44 @@ fn used_by(config: &Config, pipelines: &[Pipeline]) -> TopologySpec {
     if pipelines.iter().all(|pipeline| pipeline.long_waits.is_none()) {
         return spec;
     }
-    spec.join(TopologySpec::for_scheduler(
-        &config.scheduler.topics(),
-        pipelines,
-        &settings,
-    ))
+    spec.join(scheduler_topics(&config.scheduler.topics(), pipelines, &settings))
+}
+
+/// The topics of the scheduler. Records of the pipelines whose long waits go through it must fit into them.
+fn scheduler_topics(
+    topics: &SchedulerTopics,
+    pipelines: &[Pipeline],
+    settings: &TopicSettings,
+) -> TopologySpec {
+    let ingest = || vec![topics.ingest.clone()];
+    TopologySpec::of(topics.topics().into_iter().map(|(name, role)| {
+        let new = |role, records| TopicSpec::new(name, role, records, settings);
+        match role {
+            SchedulerRole::App => new(Role::Output, "jobs"),
+            SchedulerRole::Ingest => {
+                let waits = |pipeline: &&Pipeline| pipeline.long_waits.as_ref() == Some(&topics.ingest);
+                let waiting = pipelines.iter().filter(waits);
+                TopicSpec {
+                    sources: waiting.map(|pipeline| pipeline.source.clone()).collect(),
+                    ..new(Role::Input, "commands").deleted_after(settings.retention, MIN_RETENTION)
+                }
+            }
+            SchedulerRole::State => TopicSpec {
+                partitions_as: Some(topics.ingest.clone()),
+                sources: ingest(),
+                ..new(Role::State, "waiting jobs").compacted()
+            },
+            SchedulerRole::DeadLetter => TopicSpec {
+                sources: ingest(),
+                ..new(Role::DeadLetters, "dead letters")
+                    .deleted_after(settings.dead_letter_retention, MIN_RETENTION)
+            },
+            SchedulerRole::Answers => TopicSpec {
+                partitions: settings.partitions.min(MAX_ANSWER_PARTITIONS),
+                ..new(Role::Broadcast, "answers").deleted_after(ANSWER_RETENTION, MIN_ANSWER_RETENTION)
+            },
+        }
+    }))
 }
 
 /// The topics of the scheduler, and those of pipelines whose records can wait in it, because it writes to their return
@@ -48,7 +90,7 @@ pub fn of_scheduler(config: &Config) -> TopologySpec {
         .into_iter()
         .filter(|pipeline| pipeline.long_waits.is_some())
         .collect();
-    let mut spec = TopologySpec::for_scheduler(&config.scheduler.topics(), &waiting, &settings);
+    let mut spec = scheduler_topics(&config.scheduler.topics(), &waiting, &settings);
     let apps = config.scheduler.apps.values();
     spec.expect(apps.map(|app| app.topic.as_str()), config.scheduler.max_data);
     spec.expect(
@@ -63,17 +105,32 @@ pub fn of_scheduler(config: &Config) -> TopologySpec {
 /// The control topic.
 #[must_use]
 pub fn of_control(config: &Config) -> TopologySpec {
-    TopologySpec::for_control(&config.control_topic(), &topic_settings(config))
+    let records = "what operators have paused or limited";
+    TopologySpec::of([TopicSpec {
+        setting: Some("control.topic"),
+        ..TopicSpec::of_one_partition(
+            config.control_topic(),
+            Role::Documents,
+            records,
+            &topic_settings(config),
+        )
+    }])
 }
 
 /// The audit topic.
 #[must_use]
 pub fn of_audit(config: &Config) -> TopologySpec {
-    TopologySpec::for_audit(
-        &config.audit_topic(),
-        config.audit.retention,
+    let records = "records of changes and disclosures";
+    let topic = TopicSpec::of_one_partition(
+        config.audit_topic(),
+        Role::Audit,
+        records,
         &topic_settings(config),
-    )
+    );
+    TopologySpec::of([TopicSpec {
+        setting: Some("audit.topic"),
+        ..topic.deleted_after(config.audit.retention, MIN_AUDIT_RETENTION)
+    }])
 }
 
 /// Sets the largest result of a pipeline. It is known only if results are responses of an endpoint.
@@ -109,4 +166,37 @@ pub fn pipelines(config: &Config) -> Vec<Pipeline> {
         .all_pipelines()
         .map(|(name, pipeline)| pipeline.pipeline(name, &config.scheduler))
         .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use redeliver_kafka::topology::plan;
+
+    use super::*;
+
+    #[test]
+    fn scheduler_topics_follow_ingest() {
+        let yaml = "{ pipelines: { crawl: { long_waits: scheduler }, docs: {} }, scheduler: { apps: { a: { topic: sms } } } }";
+        let spec = of_scheduler(&Config::from_yaml(yaml).unwrap());
+        let ingest = spec
+            .topics
+            .iter()
+            .find(|topic| &*topic.name == "scheduler.jobs.ingest");
+        assert_eq!(ingest.unwrap().sources, ["crawl".into()]);
+        let planned = plan(&spec);
+        let of = |name: &str| planned.iter().find(|topic| &*topic.name == name).unwrap();
+        for (name, partitions, property, value) in [
+            ("scheduler.jobs.ingest", 12, "retention.ms", "604800000"),
+            ("scheduler.jobs.state", 12, "cleanup.policy", "compact"),
+            ("scheduler.jobs.answers", 4, "retention.ms", "3600000"),
+            ("scheduler.jobs.dlq", 12, "retention.ms", "2592000000"),
+            ("redeliver.control", 1, "cleanup.policy", "compact"),
+            ("redeliver.audit", 1, "message.timestamp.type", "LogAppendTime"),
+        ] {
+            let topic = of(name);
+            assert_eq!(topic.partitions, partitions, "{name}");
+            assert!(topic.config.contains(&(property, value.to_owned())), "{topic:?}");
+        }
+        assert!(!of("sms").is_managed && of("sms").config.is_empty());
+    }
 }

@@ -1,7 +1,7 @@
 //! `ResolveGroup`, `MuteGroup`, `ReopenGroup` and `AnnotateGroup`. How a change is written is in [`crate::group_states::change`].
 
 use redeliver_proto::convert::from_timestamp;
-use redeliver_proto::error::{invalid, status};
+use redeliver_proto::error::{invalid, reasons, status};
 use redeliver_proto::v1;
 use redeliver_runtime::config::Verb;
 use tonic::{Code, Status};
@@ -161,7 +161,7 @@ fn change_failed(id: GroupId, error: ChangeError) -> Status {
         ChangeError::Unavailable(_) => (Code::Unavailable, "KAFKA_UNAVAILABLE", error.to_string()),
         ChangeError::Unconfirmed(reason) => (
             Code::Unknown,
-            "UNCONFIRMED",
+            reasons::UNCONFIRMED,
             format!(
                 "Kafka did not confirm the change, so it may or may not take effect; repeat it with the expected revision ({reason})"
             ),

@@ -10,7 +10,7 @@ use std::time::Instant;
 use redeliver_core::Position;
 use redeliver_kafka::survey::Surveyor;
 use redeliver_proto::convert::{from_timestamp, to_timestamp};
-use redeliver_proto::error::{invalid, status};
+use redeliver_proto::error::{invalid, reasons, status};
 use redeliver_proto::page::fitting;
 use redeliver_proto::v1;
 use redeliver_proto::v1::redrive_service_server::RedriveService;
@@ -488,7 +488,7 @@ fn change_failed(error: &ChangeError) -> Status {
         ChangeError::Unavailable(_) => (Code::Unavailable, "KAFKA_UNAVAILABLE", error.to_string()),
         ChangeError::Unconfirmed(reason) => (
             Code::Unknown,
-            "UNCONFIRMED",
+            reasons::UNCONFIRMED,
             format!(
                 "Kafka did not confirm the change, so it may or may not take effect; repeat it with the request id or the expected revision ({reason})"
             ),

@@ -14,7 +14,6 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use redeliver_core::pipeline::TopicRole;
 use redeliver_core::{Clock as _, Headers, HumanDuration, Output, Position, SystemClock};
 use redeliver_kafka::KafkaSettings;
 use redeliver_kafka::producer::Producer;
@@ -124,7 +123,9 @@ impl InspectorEnv {
         let spec = TopologySpec {
             topics: vec![TopicSpec {
                 name: topic.clone(),
-                role: Role::Pipeline(TopicRole::DeadLetter),
+                role: Role::DeadLetters,
+                records: "dead letters",
+                setting: None,
                 partitions,
                 partitions_as: None,
                 // As the brokers have it: some tests have three of them.

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use clap::ValueEnum;
 use redeliver_core::Pipeline;
-use redeliver_core::pipeline::{TopicRole, retry_tier_group};
+use redeliver_core::pipeline::retry_tier_group;
 use redeliver_core::scheduler::SchedulerRole;
 use redeliver_dlq_inspector::pattern::Patterns;
 use redeliver_dlq_inspector::{group_states, ledger, redrive};
@@ -380,11 +380,6 @@ pub(crate) fn all_topics(config: &Config) -> TopologySpec {
 /// The dead-letter topics of the configuration.
 fn dead_letter_topics(config: &Config) -> Vec<String> {
     let topics = topics::of_all(config).topics.into_iter();
-    let dead = topics.filter(|topic| {
-        matches!(
-            topic.role,
-            Role::Pipeline(TopicRole::DeadLetter) | Role::Scheduler(SchedulerRole::DeadLetter)
-        )
-    });
+    let dead = topics.filter(|topic| topic.role == Role::DeadLetters);
     dead.map(|topic| topic.name.to_string()).collect()
 }

@@ -6,9 +6,10 @@ use axum::http::StatusCode;
 use axum::http::header::WWW_AUTHENTICATE;
 use redeliver_core::{ErrorClass, Failure};
 use redeliver_kafka::producer::ProduceError;
-use redeliver_proto::{error, v1};
+use redeliver_proto::error::{self, reasons};
+use redeliver_proto::v1;
 use redeliver_runtime::error_chain::error_chain;
-use redeliver_service::control::ControlError;
+use redeliver_service::control::{ControlError, ControlField};
 use redeliver_service::identity::{self, Reason, Refusal};
 use tonic::{Code, Status};
 
@@ -18,12 +19,11 @@ use super::problem::Problem;
 use super::schedules::error::ScheduleError;
 use super::schedules::view::ScheduleView;
 use super::view::JobView;
-use crate::admission::{INDEX_FULL, RETRY_AFTER};
+use crate::admission::{RETRY_AFTER, RejectedForNow};
 use crate::answers::CannotWait;
 use crate::index::IndexError;
 use crate::job::JobId;
-use crate::quota::QUOTA_EXCEEDED;
-use crate::request::{Field, Format};
+use crate::request::{CONTENT_TYPE, Field, Format, NOT_JSON};
 
 /// When a client should send a request again whose problem usually passes soon.
 const SOON: Duration = Duration::from_secs(1);
@@ -57,10 +57,8 @@ pub(crate) enum RequestError {
     KafkaUnavailable(String),
     /// The change could not be recorded in the audit topic; nothing was changed.
     NotRecorded,
-    /// The index has no memory for a job with this due time. The request was not written, or the shard rejected it.
-    IndexFull(String),
-    /// Too many jobs of the application wait; the shard rejected the request.
-    QuotaExceeded(String),
+    /// The request was not written, or the shard rejected it.
+    RejectedForNow(RejectedForNow, String),
     /// The request cannot wait for an outcome; nothing was written.
     CannotWait(CannotWait),
     /// The caller sends too many requests; this is how long it has to wait.
@@ -84,10 +82,10 @@ impl From<ControlError> for RequestError {
             ControlError::Refused(refusal) => Self::Refused(refusal),
             ControlError::Invalid { field, problem } => {
                 let field = match field {
-                    "reason" => Field("reason"),
-                    "rate" => Field("rate"),
-                    "page_token" => Field("pageToken"),
-                    _ => Field("name"),
+                    ControlField::Reason => Field("reason"),
+                    ControlField::Rate => Field("rate"),
+                    ControlField::PageToken => Field("pageToken"),
+                    ControlField::Name => Field("name"),
                 };
                 field.malformed(Format::Json, &problem).into()
             }
@@ -104,7 +102,21 @@ impl From<Refusal> for RequestError {
 
 impl From<Failure> for RequestError {
     fn from(failure: Failure) -> Self {
-        Self::rejected_for_now(&failure.code, &failure.message).unwrap_or(Self::Invalid(failure))
+        match RejectedForNow::of(&failure.code) {
+            Some(reason) => Self::RejectedForNow(reason, failure.message),
+            None => Self::Invalid(failure),
+        }
+    }
+}
+
+/// An outcome other than those that a command asks for. The request is valid here, so the configuration of its shard differs, or
+/// the job is rejected for now.
+impl From<v1::CommandOutcome> for RequestError {
+    fn from(outcome: v1::CommandOutcome) -> Self {
+        match RejectedForNow::of(&outcome.code) {
+            Some(reason) => Self::RejectedForNow(reason, outcome.reason),
+            None => Self::Rejected(outcome.reason),
+        }
     }
 }
 
@@ -205,11 +217,11 @@ impl RequestError {
                 ErrorParts {
                     job: id,
                     position: Some(position),
-                    ..unknown("PENDING", message)
+                    ..unknown(reasons::PENDING, message)
                 }
             }
             Self::Unconfirmed(reason) => unknown(
-                "UNCONFIRMED",
+                reasons::UNCONFIRMED,
                 format!(
                     "Kafka did not confirm the command, so it may or may not take effect; repeat the request only with \
                      the same idempotency key ({reason})"
@@ -223,18 +235,13 @@ impl RequestError {
                 "AUDIT_UNAVAILABLE",
                 "cannot record the change in the audit topic; nothing was changed; retry later".to_owned(),
             ),
-            Self::IndexFull(message) => parts(
-                Code::ResourceExhausted,
-                StatusCode::SERVICE_UNAVAILABLE,
-                "INDEX_FULL",
-                message,
-            ),
-            Self::QuotaExceeded(message) => parts(
-                Code::ResourceExhausted,
-                StatusCode::TOO_MANY_REQUESTS,
-                "QUOTA_EXCEEDED",
-                message,
-            ),
+            Self::RejectedForNow(rejected, message) => {
+                let (http, reason) = match rejected {
+                    RejectedForNow::IndexFull => (StatusCode::SERVICE_UNAVAILABLE, "INDEX_FULL"),
+                    RejectedForNow::QuotaExceeded => (StatusCode::TOO_MANY_REQUESTS, "QUOTA_EXCEEDED"),
+                };
+                parts(Code::ResourceExhausted, http, reason, message)
+            }
             Self::CannotWait(error) => {
                 let message = format!("{error}; nothing was written; retry later");
                 match error {
@@ -269,19 +276,10 @@ impl RequestError {
         }
     }
 
-    /// The error for a request that is valid and was rejected for a reason that passes; `None` for other codes.
-    pub(super) fn rejected_for_now(code: &str, message: &str) -> Option<Self> {
-        match code {
-            INDEX_FULL => Some(Self::IndexFull(message.to_owned())),
-            QUOTA_EXCEEDED => Some(Self::QuotaExceeded(message.to_owned())),
-            _ => None,
-        }
-    }
-
     /// When to send the same request again. `None` if that is pointless, or could repeat its effect.
     fn retry_after(&self) -> Option<Duration> {
         match self {
-            Self::IndexFull(_) | Self::QuotaExceeded(_) => Some(RETRY_AFTER),
+            Self::RejectedForNow(..) => Some(RETRY_AFTER),
             Self::RateLimited(wait) => Some(*wait),
             Self::Control(error) => error.retry_after(),
             Self::Refused(refusal) => (refusal.reason() == Reason::KeysUnavailable).then_some(SOON),
@@ -424,8 +422,8 @@ fn invalid(failure: Failure) -> ErrorParts {
         (Code::InvalidArgument, "REQUEST_INVALID")
     };
     let http = match failure.code.as_str() {
-        "request.json" => StatusCode::BAD_REQUEST,
-        "request.contentType" => StatusCode::UNSUPPORTED_MEDIA_TYPE,
+        NOT_JSON => StatusCode::BAD_REQUEST,
+        CONTENT_TYPE => StatusCode::UNSUPPORTED_MEDIA_TYPE,
         _ => StatusCode::UNPROCESSABLE_ENTITY,
     };
     ErrorParts::new(grpc, http, reason, failure.message)
@@ -472,21 +470,21 @@ mod tests {
 
     #[test]
     fn temporary_rejections_permit_retries() {
-        for (code, reason, problem_status, problem_code) in [
+        for (rejected, reason, problem_status, problem_code) in [
             (
-                INDEX_FULL,
+                RejectedForNow::IndexFull,
                 "INDEX_FULL",
                 StatusCode::SERVICE_UNAVAILABLE,
                 "index_full",
             ),
             (
-                QUOTA_EXCEEDED,
+                RejectedForNow::QuotaExceeded,
                 "QUOTA_EXCEEDED",
                 StatusCode::TOO_MANY_REQUESTS,
                 "quota_exceeded",
             ),
         ] {
-            let failure = || Failure::permanent(code, "full");
+            let failure = || rejected.failure("full".to_owned());
             let status = RequestError::from(failure()).into_status();
             assert_eq!(
                 (status.code(), status.message()),
@@ -548,7 +546,7 @@ mod tests {
             || CannotWait::TooMany.into(),
             || CannotWait::NotFollowing.into(),
             || CannotWait::ShuttingDown.into(),
-            || RequestError::IndexFull("full".to_owned()),
+            || RequestError::RejectedForNow(RejectedForNow::IndexFull, "full".to_owned()),
             || RequestError::IndexUnavailable("down".to_owned()),
             || RequestError::IndexIncomplete,
             || RequestError::KafkaUnavailable("no".to_owned()),

@@ -221,8 +221,7 @@ impl<I: Index> Jobs<I> {
                 job: Box::new(self.with_details(job).await),
                 reason: outcome.reason,
             }),
-            _ => Err(RequestError::rejected_for_now(&outcome.code, &outcome.reason)
-                .unwrap_or(RequestError::Rejected(outcome.reason))),
+            _ => Err(outcome.into()),
         }
     }
 
@@ -479,8 +478,7 @@ impl<I: Index> Jobs<I> {
         let outcome = self.outcome(&mut pending, written, deadline).await;
         let outcome = outcome.map_err(|pending| RequestError::Pending(concerned, pending))?;
         match outcome.outcome() {
-            v1::Outcome::Rejected => Err(RequestError::rejected_for_now(&outcome.code, &outcome.reason)
-                .unwrap_or(RequestError::Rejected(outcome.reason))),
+            v1::Outcome::Rejected => Err(outcome.into()),
             _ => Ok(outcome),
         }
     }

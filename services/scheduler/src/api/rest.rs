@@ -49,7 +49,8 @@ use super::view::{JobView, StatsView};
 use crate::index::Index;
 use crate::job::JobId;
 use crate::request::{
-    DueRequest, Field, Format, JobRef, JobRequest, read_due, read_id, read_instant, read_job_ref, read_json,
+    CONTENT_TYPE, DueRequest, Field, Format, JobRef, JobRequest, NOT_JSON, read_due, read_id, read_instant,
+    read_job_ref, read_json,
 };
 
 /// The routes, with the maximum size of a body and of a batch in bytes.
@@ -193,10 +194,7 @@ async fn schedule_batch<I: Index>(
     }
     let not_batch = |problem: &str| {
         let problem = bounded_text(problem, 200);
-        let failure = Failure::malformed(
-            "request.json",
-            format!("not a batch `{{\"jobs\": [...]}}`: {problem}"),
-        );
+        let failure = Failure::malformed(NOT_JSON, format!("not a batch `{{\"jobs\": [...]}}`: {problem}"));
         RequestError::from(failure)
     };
     // An array would be read as the values of the fields.
@@ -665,7 +663,7 @@ impl<S: Send + Sync> FromRequest<S> for JsonBody {
         if !essence.eq_ignore_ascii_case("application/json") {
             let detail = "unsupported content type; set the header `content-type: application/json`";
             let status = StatusCode::UNSUPPORTED_MEDIA_TYPE;
-            return Err(Problem::new(status, "request.contentType", detail));
+            return Err(Problem::new(status, CONTENT_TYPE, detail));
         }
         let body = Bytes::from_request(request, state).await;
         body.map(Self).map_err(|error| {
@@ -697,7 +695,7 @@ impl<S: Send + Sync, T: Default + DeserializeOwned> FromRequest<S> for Options<T
         }
         let invalid = |problem: &str| {
             let detail = format!("not the options of this command: {problem}");
-            RequestError::from(Failure::malformed("request.json", detail))
+            RequestError::from(Failure::malformed(NOT_JSON, detail))
         };
         // An array would be read as the values of the fields.
         if !body.trim_ascii_start().starts_with(b"{") {

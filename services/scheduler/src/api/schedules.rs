@@ -502,20 +502,17 @@ fn check_unchanged(
 
 /// The command is valid here, but the shard rejected it: its configuration differs, or it has no memory.
 fn rejected(outcome: v1::CommandOutcome) -> RequestError {
-    if let Some(error) = RequestError::rejected_for_now(&outcome.code, &outcome.reason) {
-        return error;
-    }
-    let failure = Failure::permanent(outcome.code, outcome.reason);
+    let failure = Failure::permanent(outcome.code.clone(), outcome.reason.clone());
     match Field::of(&failure) {
         Some(_) => RequestError::Invalid(failure),
-        None => RequestError::Rejected(failure.message),
+        None => outcome.into(),
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::admission::INDEX_FULL;
+    use crate::admission::RejectedForNow;
 
     #[test]
     fn shard_rejection_names_field_or_repeats() {
@@ -533,7 +530,7 @@ mod tests {
             ),
             (422, "request.cron.zone", Some("cron.zone"))
         );
-        let problem = rejected(outcome(INDEX_FULL)).into_problem();
+        let problem = rejected(outcome(RejectedForNow::IndexFull.code())).into_problem();
         assert_eq!(
             (problem.status.as_u16(), &*problem.body.code),
             (503, "index_full")

@@ -17,6 +17,11 @@ pub enum Format {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Field<'a>(pub &'a str);
 
+/// The code of a request that is not the JSON that it should be.
+pub(crate) const NOT_JSON: &str = "request.json";
+/// The code of a request with another content type.
+pub(crate) const CONTENT_TYPE: &str = "request.contentType";
+
 /// What codes of failures name that concern no field.
 const NOT_FIELDS: [&str; 8] = [
     "conflict",

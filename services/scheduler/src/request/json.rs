@@ -23,7 +23,7 @@ use serde::{Deserialize, de};
 use serde_json::value::RawValue;
 use utoipa::ToSchema;
 
-use super::field::{Field, Format, hint};
+use super::field::{Field, Format, NOT_JSON, hint};
 
 pub(super) mod job;
 pub(super) mod schedule;
@@ -89,10 +89,7 @@ fn invalid(field: Field<'_>, problem: &str) -> Failure {
 }
 
 fn invalid_json(problem: impl fmt::Display) -> Failure {
-    Failure::malformed(
-        "request.json",
-        format!("the request is not a JSON object: {problem}"),
-    )
+    Failure::malformed(NOT_JSON, format!("the request is not a JSON object: {problem}"))
 }
 
 /// The failure of a value at `path`, from the message of serde, which names an unknown, repeated or missing field itself.

@@ -12,12 +12,11 @@ use redeliver_proto::{Message as _, v1};
 use super::conflict::{self, NamedJob, Resolution};
 use super::dispatch::DueAction;
 use super::{ReadyItem, Shard, Writes};
-use crate::admission::{self, INDEX_FULL};
+use crate::admission::{self, RejectedForNow};
 use crate::codec::{self, KeyValue};
 use crate::index::{Cursor, MemoryPressure};
 use crate::index_messages::{Found, Query};
 use crate::job::{Flow, Job, JobId, JobState, Kind};
-use crate::quota::QUOTA_EXCEEDED;
 use crate::request::{
     Command, ConflictPolicy, Incoming, JobRef, NAME, RejectedWait, Request, first_origin, key_hash, shard_of,
 };
@@ -321,10 +320,10 @@ impl Shard {
         writes: &mut Writes,
     ) -> v1::CommandOutcome {
         let tally = &mut writes.tally;
-        *match &*failure.code {
-            INDEX_FULL => &mut tally.no_room,
-            QUOTA_EXCEEDED => &mut tally.over_quota,
-            _ => &mut tally.rejected,
+        *match RejectedForNow::of(&failure.code) {
+            Some(RejectedForNow::IndexFull) => &mut tally.no_room,
+            Some(RejectedForNow::QuotaExceeded) => &mut tally.over_quota,
+            None => &mut tally.rejected,
         } += 1;
         self.reject(record, failure, now, writes);
         rejected_outcome(failure)

@@ -14,13 +14,12 @@ use v1::job_command::Command as ProtoCommand;
 
 use super::dispatch::TOPIC_MISSING;
 use super::*;
-use crate::admission::INDEX_FULL;
+use crate::admission::RejectedForNow;
 use crate::codec::{self, KeyValue, RetentionPolicy};
 use crate::controls::LiveAppStates;
 use crate::index::{Batch, Effect, FinishedRelease, FlowPosition, FlowScan, Row, Scan, ScanRequest};
 use crate::job::{JobState, Payload};
 use crate::lookups;
-use crate::quota::QUOTA_EXCEEDED;
 use crate::rate::Buckets;
 use crate::refused::{self, Replacement};
 use crate::request::{Rules, key_hash};
@@ -42,6 +41,8 @@ mod waiting;
 const TIMEOUT: Duration = Duration::from_secs(2);
 const START: i64 = 1_763_722_800_000;
 const APP: &str = "jobs";
+const INDEX_FULL: &str = RejectedForNow::IndexFull.code();
+const QUOTA_EXCEEDED: &str = RejectedForNow::QuotaExceeded.code();
 /// The code of a dead letter of a job that its topic has refused.
 const TOO_LARGE: &str = "output.too-large";
 const RETURN_TOPIC: &str = "docs-retry-due";

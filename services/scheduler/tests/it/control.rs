@@ -6,7 +6,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use redeliver_core::{Headers, Output};
 use redeliver_kafka::reader::TopicReader;
-use redeliver_kafka::topology::{self, TopologySpec};
+use redeliver_kafka::topology::{self, Role, TopicSpec, TopologySpec};
 use redeliver_proto::v1::control_service_client::ControlServiceClient;
 use redeliver_proto::{Message as _, v1};
 use redeliver_runtime::Config;
@@ -330,7 +330,9 @@ fn missing_topic_keeps_last_values() {
     let unavailable = env.block_on(control.pause_control(request(OTHER))).unwrap_err();
     assert_eq!(unavailable.code(), tonic::Code::Unavailable, "{unavailable:?}");
     env.block_on(async {
-        let spec = TopologySpec::for_control(&topic, &topic_settings(&Config::default()));
+        let settings = topic_settings(&Config::default());
+        let spec = TopicSpec::of_one_partition(&*topic, Role::Documents, "controls", &settings);
+        let spec = TopologySpec::of([spec]);
         topology::apply(&env.kafka.client(), &spec, DEADLINE)
             .await
             .unwrap();

@@ -8,7 +8,7 @@ use redeliver_proto::page::fitting;
 use redeliver_proto::v1;
 use redeliver_runtime::config::{Area, Verb};
 
-use super::{ControlError, ControlName, Controls, invalid};
+use super::{ControlError, ControlField, ControlName, Controls, invalid};
 use crate::identity::Identity;
 
 /// A page of a list.
@@ -70,7 +70,7 @@ fn decode(token: &str) -> Result<Option<ControlName>, ControlError> {
     let name = name.and_then(|name| String::from_utf8(name).ok()?.parse().ok());
     let unknown = || {
         invalid(
-            "page_token",
+            ControlField::PageToken,
             "is not a token of this list; start again without one",
         )
     };
@@ -128,7 +128,7 @@ mod tests {
             let ControlError::Invalid { field, .. } = decode(text).unwrap_err() else {
                 panic!("{text}");
             };
-            assert_eq!(field, "page_token");
+            assert_eq!(field, ControlField::PageToken);
         }
     }
 }

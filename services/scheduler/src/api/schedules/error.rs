@@ -1,6 +1,7 @@
 //! Why a request for a recurring schedule failed.
 
 use axum::http::StatusCode;
+use redeliver_proto::error::reasons;
 use redeliver_proto::v1;
 use tonic::Code;
 
@@ -53,7 +54,7 @@ impl ScheduleError {
             Self::Unknown(id) => (
                 Code::NotFound,
                 StatusCode::NOT_FOUND,
-                "SCHEDULE_UNKNOWN",
+                reasons::SCHEDULE_UNKNOWN,
                 format!("no such schedule: {id}"),
             ),
             Self::Exists { id, .. } => (
@@ -80,7 +81,7 @@ impl ScheduleError {
                 (
                     unknown_grpc,
                     unknown_http,
-                    "PENDING",
+                    reasons::PENDING,
                     format!(
                         "{reason}; the command for schedule {id} is in Kafka ({position}) and will take effect; {advice}"
                     ),
@@ -99,7 +100,7 @@ impl ScheduleError {
                 (
                     unknown_grpc,
                     unknown_http,
-                    "UNCONFIRMED",
+                    reasons::UNCONFIRMED,
                     format!(
                         "Kafka did not confirm the command for schedule {id}, so it may or may not take effect; {advice} \
                          ({reason})"
