@@ -183,7 +183,7 @@ impl Lookup {
 
     /// As [`Lookup::get`], but ends once the records have this size together, in bytes: returns those at the first positions, at least one. Only
     /// one record more than fits is in memory, apart from what the client prefetches. Fast if positions in the same partition follow each other in the order of their
-    /// offsets, also those of the next call: the client goes on fetching until [`Lookup::rest`].
+    /// offsets, also those of the next call: the client goes on fetching until [`Lookup::stop_fetching`].
     ///
     /// # Errors
     /// As for [`Lookup::get`].
