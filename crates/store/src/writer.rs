@@ -3,6 +3,7 @@
 //! A process makes all waiting changes in one transaction, deciding one after the other: a transaction takes about the same time for any number of
 //! changes, and those of several processes fence each other.
 
+use std::cell::RefCell;
 use std::collections::HashMap;
 use std::fmt::Debug;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -13,7 +14,7 @@ use redeliver_core::error_chain::error_chain;
 use redeliver_core::{Headers, Output, Position, Record};
 use redeliver_kafka::KafkaSettings;
 use redeliver_kafka::exclusive::{ExclusiveError, ExclusiveWriter};
-use tokio::sync::oneshot;
+use tokio::sync::oneshot::{self, error::TryRecvError};
 use tokio::task::JoinError;
 
 use crate::replica::{Replica, State, read_after};
@@ -168,15 +169,25 @@ impl<C: Change> Writer<C> {
         let written = tokio::select! {
             biased;
             written = &mut written => written,
-            turn = self.0.turn.clone().lock_owned() => {
-                let this = self.0.clone();
-                // The change goes on when its caller does not wait any longer.
-                let writing = tokio::task::spawn_blocking(move || {
-                    let _turn = turn;
-                    this.write_waiting();
-                });
-                writing.await.map_err(never_ran)?;
-                written.await
+            turn = tokio::time::timeout(CHANGE_TIMEOUT, self.0.turn.clone().lock_owned()) => {
+                // Those who had the turn before may have made this change.
+                match (written.try_recv(), turn) {
+                    (Ok(written), _) => Ok(written),
+                    (Err(TryRecvError::Empty), Ok(turn)) => {
+                        let this = self.0.clone();
+                        // The change goes on when its caller does not wait any longer.
+                        let writing = tokio::task::spawn_blocking(move || {
+                            let _turn = turn;
+                            this.write_waiting();
+                        });
+                        writing.await.map_err(never_ran)?;
+                        written.await
+                    }
+                    (Err(TryRecvError::Empty), Err(_)) if self.0.withdraw(id) => {
+                        return Err(ChangeError::Unavailable("waiting for other changes".to_owned()));
+                    }
+                    (Err(_), _) => written.await,
+                }
             }
         };
         let panicked = "the thread that made it with others has panicked";
@@ -197,6 +208,14 @@ impl<C: Change> Shared<C> {
         self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Whether a change still waits. Then it is not made any more.
+    fn withdraw(&self, id: ChangeId) -> bool {
+        let mut waiting = self.waiting();
+        let before = waiting.len();
+        waiting.retain(|waiting| waiting.id != id);
+        waiting.len() < before
+    }
+
     /// Makes the changes that wait now, and tells their callers the results.
     fn write_waiting(&self) {
         let mut batch = std::mem::take(&mut *self.waiting());
@@ -213,12 +232,12 @@ impl<C: Change> Shared<C> {
             reader.read_to_end(timeout, |record| tail.apply(&record))?;
             Ok(tail)
         };
+        let fates = RefCell::new(Vec::new());
         let decide = |mut tail: Tail<C::State>| {
+            let changes = batch.iter().map(|waiting| (&waiting.change, waiting.id));
             let mut outputs = Vec::new();
-            let mut results = Vec::with_capacity(batch.len());
-            for Waiting { change, id, .. } in &batch {
-                results.push(tail.decide(change, *id, &self.topic, &mut outputs));
-            }
+            let (results, decided) = tail.decide_all(changes, &self.topic, &mut outputs);
+            fates.replace(decided);
             (results, outputs)
         };
         match self.writer.write(CHANGE_TIMEOUT, read, decide) {
@@ -237,15 +256,47 @@ impl<C: Change> Shared<C> {
                 }
             }
             Err(error) => {
-                for Waiting { result, .. } in batch {
-                    let reason = error_chain(&error);
-                    let _ = result.send(Err(match error {
-                        ExclusiveError::Unavailable { .. } => ChangeError::Unavailable(reason),
-                        ExclusiveError::Unknown(_) => ChangeError::Unconfirmed(reason),
-                    }));
+                // Without an attempt that has decided, nothing was written.
+                let fates = fates.into_inner().into_iter();
+                let fates = fates.chain(std::iter::repeat_with(|| Fate::NothingWritten));
+                for (Waiting { change, id, result }, fate) in batch.into_iter().zip(fates) {
+                    let _ = result.send(failed(&change, id, fate, &error));
                 }
             }
         }
+    }
+}
+
+/// What the last attempt that has decided knows of a change. The changes of a transaction that fails do not all fail in the same way.
+enum Fate<D> {
+    /// A previous attempt has written it.
+    Durable(Arc<D>),
+    /// The transaction of the attempt contains it.
+    InTransaction,
+    /// It is refused, or has no effect.
+    NothingWritten,
+}
+
+/// The result of a change whose transaction has failed.
+fn failed<C: Change>(
+    change: &C,
+    id: ChangeId,
+    fate: Fate<DocumentOf<C>>,
+    error: &ExclusiveError,
+) -> ResultOf<C> {
+    match (fate, error) {
+        (Fate::Durable(document), _) => {
+            change.log(&document);
+            Ok(Changed {
+                key: change.key(id),
+                document: Some(document),
+                is_written: true,
+            })
+        }
+        (Fate::InTransaction, ExclusiveError::Unknown(_)) => {
+            Err(ChangeError::Unconfirmed(error_chain(error)))
+        }
+        (Fate::InTransaction | Fate::NothingWritten, _) => Err(ChangeError::Unavailable(error_chain(error))),
     }
 }
 
@@ -275,6 +326,31 @@ impl<S: State> Tail<S> {
         }
     }
 
+    /// What a previous attempt has written for a change.
+    fn own_document(&self, id: ChangeId) -> Option<Arc<S::Document>> {
+        self.own.get(&id.bytes()).cloned().flatten()
+    }
+
+    /// Decides about changes one after the other, and adds what they write.
+    fn decide_all<'c, C: Change<State = S>>(
+        &mut self,
+        changes: impl Iterator<Item = (&'c C, ChangeId)>,
+        topic: &Arc<str>,
+        outputs: &mut Vec<Output>,
+    ) -> (Vec<ResultOf<C>>, Vec<Fate<S::Document>>) {
+        let decided = changes.map(|(change, id)| {
+            let (own, before) = (self.own_document(id), outputs.len());
+            let result = self.decide(change, id, topic, outputs);
+            let fate = match own {
+                Some(own) => Fate::Durable(own),
+                None if outputs.len() > before => Fate::InTransaction,
+                None => Fate::NothingWritten,
+            };
+            (result, fate)
+        });
+        decided.unzip()
+    }
+
     /// Decides about a change with what those before it write, and adds what it writes.
     fn decide<C: Change<State = S>>(
         &mut self,
@@ -284,10 +360,10 @@ impl<S: State> Tail<S> {
         outputs: &mut Vec<Output>,
     ) -> ResultOf<C> {
         let key = change.key(id);
-        if let Some(Some(own)) = self.own.get(&id.bytes()) {
+        if let Some(own) = self.own_document(id) {
             return Ok(Changed {
                 key,
-                document: Some(own.clone()),
+                document: Some(own),
                 is_written: true,
             });
         }

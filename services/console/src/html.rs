@@ -9,6 +9,7 @@ use redeliver_client::Timestamp;
 use redeliver_client::convert::from_timestamp;
 use redeliver_client::messages::Position;
 use redeliver_core::json::indented;
+use redeliver_core::terminal::is_harmful;
 
 /// A text with HTML characters escaped, and with controls and bidirectional marks replaced by visible symbols: they could hide or
 /// reorder what is around them.
@@ -18,28 +19,38 @@ pub(crate) fn text(text: impl AsRef<str>) -> Safe<String> {
 
 pub(crate) fn escaped(text: &str) -> String {
     let mut html = String::with_capacity(text.len());
+    let mut is_marked = false;
     for c in text.chars() {
-        match c {
-            '\n' | '\t' => html.push(c),
-            '\0'..='\u{1f}' => mark(&mut html, char::from_u32(0x2400 + u32::from(c)).unwrap_or('?')),
-            '\u{7f}' => mark(&mut html, '\u{2421}'),
-            '\u{80}'..='\u{9f}'
-            | '\u{200b}'..='\u{200f}'
-            | '\u{2028}'..='\u{202e}'
-            | '\u{2060}'..='\u{2069}'
-            | '\u{feff}' => {
-                let _ = write!(html, "<span class=\"ctl\">U+{:04X}</span>", u32::from(c));
-            }
-            c => {
+        let mark = match c {
+            '\n' | '\t' => None,
+            '\0'..='\u{1f}' => char::from_u32(0x2400 + u32::from(c)).map(String::from),
+            '\u{7f}' => Some('\u{2421}'.to_string()),
+            '\u{200b}'..='\u{200d}' | '\u{2060}'..='\u{2064}' | '\u{feff}' => Some(code_point(c)),
+            c => is_harmful(c).then(|| code_point(c)),
+        };
+        if mark.is_some() != is_marked {
+            html.push_str(if is_marked {
+                "</span>"
+            } else {
+                "<span class=\"ctl\">"
+            });
+            is_marked = !is_marked;
+        }
+        match mark {
+            Some(mark) => html.push_str(&mark),
+            None => {
                 let _ = Html.write_escaped_char(&mut html, c);
             }
         }
     }
+    if is_marked {
+        html.push_str("</span>");
+    }
     html
 }
 
-fn mark(html: &mut String, symbol: char) {
-    let _ = write!(html, "<span class=\"ctl\">{symbol}</span>");
+fn code_point(c: char) -> String {
+    format!("U+{:04X}", u32::from(c))
 }
 
 /// What pages show as a time.
@@ -166,6 +177,15 @@ pub(crate) fn position(position: &Position) -> String {
     }
 }
 
+/// A text in an attribute.
+struct Escaped<'t>(&'t str);
+
+impl fmt::Display for Escaped<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        Html.write_escaped_str(f, self.0)
+    }
+}
+
 /// A bar chart of counts, the oldest first, as an image with a text for who does not see it.
 pub(crate) fn bars(counts: &[u64], class: &str, label: &str) -> Safe<String> {
     const HEIGHT: u64 = 28;
@@ -174,7 +194,7 @@ pub(crate) fn bars(counts: &[u64], class: &str, label: &str) -> Safe<String> {
     let width = counts.len() * STEP;
     let mut svg = format!(
         "<svg class=\"bars {class}\" viewBox=\"0 0 {width} {HEIGHT}\" preserveAspectRatio=\"none\" role=\"img\" aria-label=\"{}\">",
-        escaped(label)
+        Escaped(label)
     );
     for (index, count) in counts.iter().enumerate() {
         // A count that is not zero is visible.
@@ -196,41 +216,46 @@ pub(crate) fn bars(counts: &[u64], class: &str, label: &str) -> Safe<String> {
     Safe(svg)
 }
 
-/// Bytes of a record as a person reads them best.
-pub(crate) enum Shown {
-    Json(String),
-    Text(String),
-    Hex(String),
+/// Bytes of a record as a person reads them best, or their beginning.
+pub(crate) struct Shown {
+    pub(crate) kind: &'static str,
+    text: String,
+    pub(crate) is_cut: bool,
 }
 
-/// The most bytes of a value on a page.
+/// The most bytes of a value on a page: as text, and in hexadecimal digits.
 const SHOWN: usize = 256 << 10;
+const SHOWN_HEX: usize = 4 << 10;
 
 impl Shown {
     pub(crate) fn of(value: &[u8]) -> Self {
+        if let Some(text) = indented(value, SHOWN) {
+            let is_cut = text.len() >= SHOWN;
+            return Self {
+                kind: "JSON",
+                text,
+                is_cut,
+            };
+        }
         let beginning = &value[..value.len().min(SHOWN)];
-        if let Some(json) = indented(beginning) {
-            return Self::Json(json);
-        }
         match text_of(beginning) {
-            Some(text) => Self::Text(text.to_owned()),
-            None => Self::Hex(hex(beginning)),
-        }
-    }
-
-    pub(crate) fn kind(&self) -> &'static str {
-        match self {
-            Self::Json(_) => "JSON",
-            Self::Text(_) => "text",
-            Self::Hex(_) => "hex",
+            Some(text) => Self {
+                kind: "text",
+                text: text.to_owned(),
+                is_cut: text.len() < value.len(),
+            },
+            None => Self {
+                kind: "hex",
+                text: hex(&value[..value.len().min(SHOWN_HEX)]),
+                is_cut: value.len() > SHOWN_HEX,
+            },
         }
     }
 }
 
 impl fmt::Display for Shown {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (Self::Json(text) | Self::Text(text) | Self::Hex(text)) = self;
-        f.write_str(&escaped(text))
+        f.write_str(&escaped(&self.text))
     }
 }
 
@@ -247,10 +272,10 @@ fn text_of(bytes: &[u8]) -> Option<&str> {
     }
 }
 
-/// Rows of 16 bytes with their offset and their ASCII characters. At most 4 KiB.
+/// Rows of 16 bytes with their offset and their ASCII characters.
 fn hex(bytes: &[u8]) -> String {
     let mut rows = String::new();
-    for (row, bytes) in bytes.chunks(16).take(256).enumerate() {
+    for (row, bytes) in bytes.chunks(16).enumerate() {
         let _ = write!(rows, "{:06x}  ", row * 16);
         for index in 0..16 {
             match bytes.get(index) {
@@ -270,13 +295,23 @@ fn hex(bytes: &[u8]) -> String {
     rows
 }
 
+/// The most bytes of a key or a header value on a page.
+const LINE: usize = 4 << 10;
+
 /// A key or a header value in one line.
 pub(crate) fn line(value: Option<&[u8]>) -> Safe<String> {
     match value {
         None => Safe("<span class=\"none\">null</span>".to_owned()),
         Some([]) => Safe("<span class=\"none\">empty</span>".to_owned()),
         Some(bytes) => match str::from_utf8(bytes) {
-            Ok(text) => Safe(escaped(text)),
+            Ok(text) => {
+                let mut end = text.len().min(LINE);
+                while !text.is_char_boundary(end) {
+                    end -= 1;
+                }
+                let rest = if end < text.len() { "…" } else { "" };
+                Safe(escaped(&text[..end]) + rest)
+            }
             Err(_) => {
                 let digits: String = bytes.iter().take(64).map(|byte| format!("{byte:02x}")).collect();
                 let rest = if bytes.len() > 64 { "…" } else { "" };
@@ -338,12 +373,24 @@ mod tests {
 
     #[test]
     fn values_are_shown_by_content() {
-        assert_eq!(Shown::of(b"{\"a\":[1]}").kind(), "JSON");
-        assert_eq!(Shown::of(b"[1").kind(), "text");
+        let shown = |value: &[u8]| {
+            let shown = Shown::of(value);
+            (shown.kind, shown.is_cut)
+        };
+        assert_eq!(shown(b"{\"a\":[1]}"), ("JSON", false));
+        assert_eq!(shown(b"[1"), ("text", false));
+        assert_eq!(shown(&[0xff, 0x00]), ("hex", false));
         assert_eq!(Shown::of(b"[1e999999]").to_string(), "[\n  1e999999\n]\n");
-        assert_eq!(Shown::of(&[0xff, 0x00]).kind(), "hex");
-        let cut = "ü".repeat(SHOWN).into_bytes();
-        assert_eq!(Shown::of(&cut[1..]).kind(), "hex");
-        assert_eq!(Shown::of(&cut).kind(), "text");
+        assert_eq!(shown(&[0xff; SHOWN_HEX + 1]), ("hex", true));
+        assert_eq!(shown("ü".repeat(SHOWN).as_bytes()), ("text", true));
+        let deep = "[".repeat(SHOWN) + &"]".repeat(SHOWN);
+        assert_eq!(shown(deep.as_bytes()), ("JSON", true));
+        assert!(Shown::of(deep.as_bytes()).to_string().len() < 2 * SHOWN);
+        let line = line(Some(&[1; 1 << 20])).0;
+        assert!(
+            line.len() < 4 * LINE && line.matches("<span").count() == 1,
+            "{}",
+            line.len()
+        );
     }
 }

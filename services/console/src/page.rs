@@ -7,6 +7,7 @@ use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
 use redeliver_client::convert::time;
 use redeliver_client::messages::Completeness;
 use redeliver_client::{ClientError, Code, Timestamp};
+use redeliver_core::terminal::is_harmful;
 use redeliver_core::{Clock as _, SystemClock, error_chain};
 
 use crate::assets;
@@ -42,6 +43,8 @@ pub(crate) struct Frame {
     /// The command that shows the same.
     pub(crate) command: Option<String>,
     pub(crate) now: Timestamp,
+    /// When what it shows was read, if that was earlier.
+    pub(crate) as_of: Option<Timestamp>,
     /// Whether the page reads itself again every two seconds.
     pub(crate) live: bool,
 }
@@ -53,12 +56,19 @@ impl Frame {
             title: title.into(),
             command: None,
             now: SystemClock.now(),
+            as_of: None,
             live: false,
         }
     }
 
+    /// A command with controls has another effect if it is pasted into a terminal, so it is not shown.
     pub(crate) fn command(mut self, command: impl Into<String>) -> Self {
-        self.command = Some(command.into());
+        self.command = Some(command.into()).filter(|command| !command.contains(is_harmful));
+        self
+    }
+
+    pub(crate) fn read_at(mut self, time: Option<Timestamp>) -> Self {
+        self.as_of = time;
         self
     }
 
@@ -121,7 +131,7 @@ impl From<ClientError> for Problem {
             (ClientError::Unreachable { url, .. }, _) => (
                 StatusCode::BAD_GATEWAY,
                 format!("{url} does not answer"),
-                "The rest of the page is current. This part comes back by itself.".to_owned(),
+                "Check that it runs, then reload the page.".to_owned(),
             ),
             (_, Some(Code::InvalidArgument)) => (
                 StatusCode::BAD_REQUEST,
@@ -142,7 +152,7 @@ impl From<ClientError> for Problem {
             (error, _) if error.is_transient() => (
                 StatusCode::SERVICE_UNAVAILABLE,
                 "Not available now".to_owned(),
-                "This part comes back by itself.".to_owned(),
+                "Reload the page later.".to_owned(),
             ),
             _ => (
                 StatusCode::BAD_GATEWAY,
@@ -251,6 +261,11 @@ pub(crate) fn segment(path: &str, segment: impl AsRef<str>) -> String {
     format!("{path}/{}", utf8_percent_encode(segment.as_ref(), PLAIN))
 }
 
+/// A text in a filter.
+pub(crate) fn literal(text: &str) -> String {
+    format!("\"{}\"", text.replace('\\', r"\\").replace('"', "\\\""))
+}
+
 /// A text as one argument of a shell.
 pub(crate) fn quoted(text: &str) -> String {
     let is_plain = |c: char| c.is_ascii_alphanumeric() || "-_./:@".contains(c);
@@ -273,6 +288,18 @@ mod tests {
         );
         assert_eq!(shown, "/letters?filter=a%20%3D%20%22b%26c%22&page=x%2Fy");
         assert_eq!(segment("/jobs", "../x"), "/jobs/..%2Fx");
+    }
+
+    #[test]
+    fn texts_stay_literals_in_filters() {
+        assert_eq!(literal(r#"x" OR y = "\"#), r#""x\" OR y = \"\\""#);
+    }
+
+    #[test]
+    fn harmful_commands_are_not_shown() {
+        let command = |text: &str| Frame::new("/", "x").command(text).command;
+        assert_eq!(command("redeliver status").as_deref(), Some("redeliver status"));
+        assert_eq!(command("redeliver dlq ls --filter '\u{15}curl x|sh\n'"), None);
     }
 
     #[test]

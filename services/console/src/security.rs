@@ -28,18 +28,21 @@ const HEADERS: [(HeaderName, &str); 6] = [
     ),
 ];
 
-/// The host names under which browsers reach the console, besides addresses and `localhost`.
+/// The host names and addresses under which browsers reach the console, besides those of loopback.
 pub(crate) type Hosts = Arc<[String]>;
 
 /// Refuses requests that no page makes, and adds the headers. Pages show what their viewer may see, so nothing keeps them.
 pub(crate) async fn protect(State(hosts): State<Hosts>, request: Request, next: Next) -> Response {
     let mut response = if !is_known_host(&request, &hosts) {
-        let advice = "The console does not serve this host name: open it by its address, or as localhost.\n";
+        let advice = "The console does not serve this host name: open it as localhost.\n";
         (StatusCode::MISDIRECTED_REQUEST, advice).into_response()
-    } else if matches!(*request.method(), Method::GET | Method::HEAD) {
-        next.run(request).await
+    } else if *request.method() != Method::GET {
+        // A HEAD would cost as much as a GET.
+        (StatusCode::METHOD_NOT_ALLOWED, [(header::ALLOW, "GET")]).into_response()
+    } else if !is_wanted(&request) {
+        StatusCode::FORBIDDEN.into_response()
     } else {
-        StatusCode::METHOD_NOT_ALLOWED.into_response()
+        next.run(request).await
     };
     let headers = response.headers_mut();
     for (name, value) in HEADERS {
@@ -49,6 +52,16 @@ pub(crate) async fn protect(State(hosts): State<Hosts>, request: Request, next: 
         .entry(header::CACHE_CONTROL)
         .or_insert(HeaderValue::from_static("no-store"));
     response
+}
+
+/// Whether a person asks for it. Pages read topics and leave entries in the audit log, so neither images of other sites nor pages that a browser
+/// reads ahead may ask for them. Browsers send these headers; other clients act for a person.
+fn is_wanted(request: &Request) -> bool {
+    let value = |name: &str| request.headers().get(name).and_then(|value| value.to_str().ok());
+    let is_foreign = matches!(value("sec-fetch-site"), Some("cross-site" | "same-site"));
+    let is_link = value("sec-fetch-mode") == Some("navigate") && value("sec-fetch-dest") == Some("document");
+    let is_ahead = value("sec-purpose").is_some_and(|purpose| purpose.contains("prefetch"));
+    !is_ahead && (!is_foreign || is_link)
 }
 
 /// Whether the request names this console. A page of another site can make its own name point to this machine (DNS rebinding), but its requests
@@ -62,7 +75,9 @@ fn is_known_host(request: &Request, hosts: &[String]) -> bool {
     };
     let host = authority.host();
     let address = host.trim_start_matches('[').trim_end_matches(']');
-    address.parse::<IpAddr>().is_ok()
+    address
+        .parse::<IpAddr>()
+        .is_ok_and(|address| address.is_loopback())
         || host.eq_ignore_ascii_case("localhost")
         || hosts.iter().any(|known| known.eq_ignore_ascii_case(host))
 }
@@ -92,13 +107,7 @@ mod tests {
     #[tokio::test]
     async fn foreign_hosts_are_refused() {
         let get = async |uri, host| respond(Method::GET, uri, host).await.status();
-        for host in [
-            "127.0.0.1:8484",
-            "[::1]:8484",
-            "LocalHost",
-            "console.example:443",
-            "10.0.0.7",
-        ] {
+        for host in ["127.0.0.1:8484", "[::1]:8484", "LocalHost", "console.example:443"] {
             assert_eq!(get("/", Some(host)).await, StatusCode::OK, "{host}");
         }
         for host in [
@@ -106,6 +115,7 @@ mod tests {
             "localhost.evil.example",
             "127.0.0.1.evil.example",
             "evil.example:8484",
+            "10.0.0.7",
             "",
             "a b",
         ] {
@@ -120,6 +130,34 @@ mod tests {
             get("http://evil.example/", None).await,
             StatusCode::MISDIRECTED_REQUEST
         );
+    }
+
+    #[test]
+    fn unwanted_requests_are_refused() {
+        let request = |headers: &[(&str, &str)]| {
+            let request = headers.iter().fold(Request::builder(), |request, (name, value)| {
+                request.header(*name, *value)
+            });
+            is_wanted(&request.body(Body::empty()).unwrap())
+        };
+        let (site, mode, dest) = ("sec-fetch-site", "sec-fetch-mode", "sec-fetch-dest");
+        assert!(request(&[]) && request(&[(site, "same-origin"), (mode, "cors")]));
+        assert!(request(&[
+            (site, "cross-site"),
+            (mode, "navigate"),
+            (dest, "document")
+        ]));
+        assert!(!request(&[
+            (site, "cross-site"),
+            (mode, "no-cors"),
+            (dest, "image")
+        ]));
+        assert!(!request(&[
+            (site, "same-site"),
+            (mode, "navigate"),
+            (dest, "iframe")
+        ]));
+        assert!(!request(&[("sec-purpose", "prefetch;prerender")]));
     }
 
     #[tokio::test]

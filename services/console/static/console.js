@@ -12,7 +12,7 @@ function showTimes(root) {
     const local = zoned.format(new Date(time.dateTime));
     const utc = time.dateTime.slice(0, 19).replace("T", " ") + " UTC";
     time.title = `${local}\n${utc}`;
-    if (time.classList.contains("exact")) time.textContent = local;
+    if (time.classList.contains("exact")) time.textContent = local.endsWith("UTC") ? local : `${local} (${utc})`;
   }
 }
 
@@ -25,27 +25,46 @@ function enhance(root) {
   showCopyButtons(root);
 }
 
-// Reads the page again, and changes in place what differs, unless somebody is using it right now.
+// Reads the page again, and changes in place what differs. Nothing moves under the pointer, the selection or an open dialog.
+let isReading = false;
+
+function isInUse() {
+  return document.querySelector("dialog[open], .list a:hover, .concerns a:hover") || !getSelection().isCollapsed;
+}
+
 async function refresh() {
-  const page = document.getElementById("page");
+  if (isReading) return;
+  isReading = true;
+  const stale = document.getElementById("stale");
   try {
-    const response = await fetch(location.href, { headers: { "redeliver-refresh": "1" }, signal: AbortSignal.timeout(10000) });
+    const response = await fetch(location.href, { signal: AbortSignal.timeout(30000) });
     const html = new DOMParser().parseFromString(await response.text(), "text/html");
     const fresh = html.getElementById("page");
     if (!fresh) throw new Error(`no page in an answer with status ${response.status}`);
     enhance(fresh);
-    document.body.classList.remove("stale");
-    Idiomorph.morph(page, fresh.innerHTML, { morphStyle: "innerHTML", ignoreActiveValue: true });
-    enhance(page);
+    if (!isInUse()) {
+      Idiomorph.morph(document.getElementById("page"), fresh.childNodes, {
+        morphStyle: "innerHTML",
+        callbacks: {
+          beforeNodeMorphed: (node) => !(node === document.activeElement && node.matches("input")),
+          beforeAttributeUpdated: (name, node) => !(name === "open" && node.localName === "details"),
+        },
+      });
+    }
+    stale.hidden = true;
   } catch {
-    document.body.classList.add("stale");
+    stale.hidden = false;
+  } finally {
+    document.body.classList.toggle("stale", !stale.hidden);
+    isReading = false;
   }
 }
 
 async function stayCurrent() {
   for (;;) {
     await new Promise((done) => setTimeout(done, LIVE_INTERVAL));
-    if (document.visibilityState === "visible" && !document.querySelector("dialog[open]")) await refresh();
+    const isLive = document.querySelector("#page [data-live]");
+    if (isLive && document.visibilityState === "visible" && !isInUse()) await refresh();
   }
 }
 
@@ -71,7 +90,7 @@ document.addEventListener("keydown", (event) => {
     filter.select();
   } else if (event.key === "?") {
     document.getElementById("keys").showModal();
-  } else if (event.key === "r") {
+  } else if (event.key === "r" && !event.repeat && !document.querySelector("dialog[open]")) {
     refresh();
   }
 });
@@ -85,4 +104,4 @@ document.addEventListener("click", async (event) => {
 });
 
 enhance(document);
-if (document.querySelector("main[data-live]")) stayCurrent();
+stayCurrent();

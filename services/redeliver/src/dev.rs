@@ -40,8 +40,8 @@ pub(crate) struct DevArgs {
     /// Address of /livez, /readyz, /metrics and /config; if it is in use, a free port is chosen
     #[arg(long, default_value = "127.0.0.1:9464")]
     admin: SocketAddr,
-    /// Address of the console; if it is in use, a free port is chosen
-    #[arg(long, default_value = "127.0.0.1:8484")]
+    /// Address of the console on this machine; if it is in use, a free port is chosen
+    #[arg(long, default_value = "127.0.0.1:8484", value_parser = loopback)]
     console: SocketAddr,
     /// Log level: error, warn, info, debug or directives
     #[arg(long, default_value = "error")]
@@ -56,6 +56,14 @@ impl Default for DevArgs {
             console: SocketAddr::from(([127, 0, 0, 1], 8484)),
             log: "error".to_owned(),
         }
+    }
+}
+
+/// The console has no authentication here.
+fn loopback(text: &str) -> Result<SocketAddr, String> {
+    match text.parse::<SocketAddr>() {
+        Ok(address) if address.ip().is_loopback() => Ok(address),
+        _ => Err("must be a loopback address with a port, such as 127.0.0.1:8484".to_owned()),
     }
 }
 

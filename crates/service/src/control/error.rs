@@ -50,7 +50,7 @@ pub enum ControlError {
 pub enum ControlField {
     /// `name`.
     Name,
-    /// `why`.
+    /// `reason`.
     Reason,
     /// `rate`.
     Rate,

@@ -134,6 +134,37 @@ fn change_with_unknown_outcome_is_recognised() {
 }
 
 #[test]
+fn changes_of_failed_transaction_differ() {
+    let ids = [1, 2, 3].map(ChangeId);
+    let increment = |most| Increment { expected: None, most };
+    let changes = [increment(9), increment(9), increment(5)];
+    // A previous attempt has written the first one, and the limit of the last one is exceeded then.
+    let before = [of(4), written(5, ids[0])];
+    for (error, second) in [
+        (ExclusiveError::Unknown("timed out".into()), "Unconfirmed"),
+        (
+            ExclusiveError::Unavailable {
+                step: "reading",
+                source: "timed out".into(),
+            },
+            "Unavailable",
+        ),
+    ] {
+        let with_ids = changes.iter().zip(ids);
+        let (_, fates) = tail(before.clone(), &ids).decide_all(with_ids, &"notes".into(), &mut Vec::new());
+        let results = changes.iter().zip(ids).zip(fates).map(|((change, id), fate)| {
+            match failed(change, id, fate, &error) {
+                Ok(changed) => format!("revision {}", changed.document.unwrap().revision),
+                Err(ChangeError::Unconfirmed(_)) => "Unconfirmed".to_owned(),
+                Err(ChangeError::Unavailable(_)) => "Unavailable".to_owned(),
+                Err(other) => format!("{other:?}"),
+            }
+        });
+        assert_eq!(results.collect::<Vec<_>>(), ["revision 5", second, "Unavailable"]);
+    }
+}
+
+#[test]
 fn changes_see_those_before_them() {
     let ids = [1, 2, 3, 4].map(ChangeId);
     // Whether a previous attempt has written them or not.

@@ -36,6 +36,12 @@ struct Page {
 }
 
 pub(crate) async fn page(State(backend): State<Backend>, Query(parameters): Query<Parameters>) -> Response {
+    let parameters = Parameters {
+        by: parameters.by.trim().to_owned(),
+        action: parameters.action.trim().to_owned(),
+        target: parameters.target.trim().to_owned(),
+        ..parameters
+    };
     let frame = Frame::new(SECTION, "Audit");
     let from = match parameters.since.trim() {
         "" => None,
@@ -54,9 +60,9 @@ pub(crate) async fn page(State(backend): State<Backend>, Query(parameters): Quer
     let request = ListAuditEntriesRequest {
         from,
         until: None,
-        by: parameters.by.trim().to_owned(),
-        action: parameters.action.trim().to_owned(),
-        target: parameters.target.trim().to_owned(),
+        by: parameters.by.clone(),
+        action: parameters.action.clone(),
+        target: parameters.target.clone(),
         page_size: PAGE_SIZE,
         page_token: parameters.page.clone(),
     };

@@ -4,7 +4,7 @@ use askama::Template;
 use axum::extract::{Query, State};
 use axum::response::Response;
 use redeliver_client::messages::{
-    GetWaitingStatsRequest, ListSchedulesRequest, Schedule, Stats, WaitingForecast,
+    GetWaitingStatsRequest, ListSchedulesRequest, Schedule, Stats, WaitingCounts,
 };
 use serde::Deserialize;
 
@@ -28,7 +28,7 @@ struct Page {
     stats: Part<Stats>,
     schedules: Part<Vec<Schedule>>,
     /// `None` before they were asked for.
-    waits: Option<Part<WaitingForecast>>,
+    waits: Option<Part<WaitingCounts>>,
 }
 
 impl Page {
@@ -56,8 +56,7 @@ pub(crate) async fn page(State(backend): State<Backend>, Query(parameters): Quer
     let (stats, schedules, waits) = tokio::join!(jobs.stats(None, MINUTES), schedules.list(request), waits);
     let frame = Frame::new(SECTION, "Due").command(format!("redeliver jobs stats --minutes {MINUTES}"));
     let page = Page {
-        // A scan of the retry topics is not repeated.
-        frame: if reads_waits { frame } else { frame.live() },
+        frame,
         waits,
         stats: stats.map_err(Problem::from),
         schedules: schedules.map(|answer| answer.schedules).map_err(Problem::from),
@@ -67,12 +66,11 @@ pub(crate) async fn page(State(backend): State<Backend>, Query(parameters): Quer
 }
 
 /// When the records that wait in retry topics are due.
-async fn forecast(backend: &Backend) -> Part<WaitingForecast> {
+async fn forecast(backend: &Backend) -> Part<WaitingCounts> {
     let request = GetWaitingStatsRequest {
         minutes: MINUTES,
         ..GetWaitingStatsRequest::default()
     };
     let stats = backend.waiting().stats(request, |_| {}).await?;
-    let forecast = stats.total.and_then(|total| total.forecast);
-    Ok(forecast.unwrap_or_default())
+    Ok(stats.total.unwrap_or_default())
 }

@@ -8,7 +8,7 @@ use serde::Deserialize;
 
 use crate::backend::Backend;
 use crate::html;
-use crate::page::{Failed, Frame, Part, Problem, address, gaps, quoted, respond, segment, status};
+use crate::page::{Failed, Frame, Part, Problem, address, gaps, literal, quoted, respond, segment, status};
 
 const SECTION: &str = "/groups";
 const PAGE_SIZE: i32 = 50;
@@ -219,7 +219,7 @@ pub(crate) async fn one(State(backend): State<Backend>, Path(id): Path<String>) 
         Ok(None) => return Failed::respond(SECTION, Problem::not_found("Group")),
         Err(error) => return Failed::respond(SECTION, error.into()),
     };
-    let filter = format!("group = {id}");
+    let filter = format!("group = {}", literal(&id));
     let request = ListDeadLettersRequest {
         filter: filter.clone(),
         page_size: 10,

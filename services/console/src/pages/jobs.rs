@@ -56,8 +56,8 @@ pub(crate) async fn list(State(backend): State<Backend>, Query(parameters): Quer
         client.stats((!app.is_empty()).then_some(app), 60)
     );
     let command = match app {
-        "" => "redeliver jobs ls".to_owned(),
-        app => format!("redeliver jobs ls --app {}", quoted(app)),
+        "" => "redeliver jobs ls --api".to_owned(),
+        app => format!("redeliver jobs ls --api --app {}", quoted(app)),
     };
     let (jobs, next) = match jobs {
         Ok(answer) => {

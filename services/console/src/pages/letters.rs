@@ -129,6 +129,13 @@ pub(crate) async fn list(State(backend): State<Backend>, Query(parameters): Quer
     respond(&page, status)
 }
 
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+pub(crate) struct Wanted {
+    /// Set to trace the record.
+    life: String,
+}
+
 #[derive(Template)]
 #[template(path = "letter.html")]
 struct One {
@@ -139,7 +146,8 @@ struct One {
     value: Option<Shown>,
     is_null: bool,
     headers: Vec<(String, Safe<String>)>,
-    life: Part<Vec<PipelineTrace>>,
+    /// `None` before it was asked for: it reads topics.
+    life: Option<Part<Vec<PipelineTrace>>>,
     group: String,
 }
 
@@ -164,31 +172,36 @@ impl One {
 pub(crate) async fn one(
     State(backend): State<Backend>,
     Path((topic, partition, offset)): Path<(String, i32, i64)>,
+    Query(wanted): Query<Wanted>,
 ) -> Response {
     let id = format!("{topic}/{partition}/{offset}");
-    let trace = TraceRecordRequest {
-        position: Some(Position {
-            topic,
-            partition,
-            offset,
-        }),
-        ..TraceRecordRequest::default()
-    };
-    let (dead_letters, waiting) = (backend.dead_letters(), backend.waiting());
-    let (letter, life) = tokio::join!(dead_letters.get(&id), waiting.trace(trace, |_| {}));
-    let letter = match letter {
+    let letter = match backend.dead_letters().get(&id).await {
         Ok(Some(letter)) => letter,
         Ok(None) => return Failed::respond(SECTION, Problem::not_found("Dead letter")),
         Err(error) => return Failed::respond(SECTION, error.into()),
     };
-    let frame = Frame::new(SECTION, id.clone()).command(format!("redeliver dlq show {}", quoted(&id)));
+    let life = if wanted.life.is_empty() {
+        None
+    } else {
+        let trace = TraceRecordRequest {
+            position: letter.position.clone(),
+            ..TraceRecordRequest::default()
+        };
+        let life = backend.waiting().trace(trace, |_| {}).await;
+        Some(life.map_err(Problem::from))
+    };
+    let command = match &life {
+        None => format!("redeliver dlq show {}", quoted(&id)),
+        Some(_) => format!("redeliver trace {}", quoted(&id)),
+    };
+    let frame = Frame::new(SECTION, id.clone()).command(command);
     let header = |header: &Header| (header.name.clone(), html::line(header.value.as_deref()));
     let page = One {
         gaps: gaps(letter.completeness.as_ref(), frame.now),
         value: letter.value.as_deref().map(Shown::of),
         is_null: letter.value.is_none() && letter.value_size.is_none() && !letter.is_masked("value_size"),
         headers: letter.headers.iter().map(header).collect(),
-        life: life.map_err(Problem::from),
+        life,
         group: segment("/groups", &letter.group),
         row: Row::of(letter),
         frame,

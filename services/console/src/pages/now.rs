@@ -1,5 +1,7 @@
 //! What is wrong now, the worst first, and all pipelines.
 
+use std::hash::{DefaultHasher, Hash as _, Hasher as _};
+
 use askama::Template;
 use axum::extract::{Query, State};
 use axum::response::Response;
@@ -12,7 +14,7 @@ use serde::Deserialize;
 
 use crate::backend::Backend;
 use crate::html;
-use crate::page::{Frame, Part, Problem, address, gaps, respond, segment, status};
+use crate::page::{Frame, Part, Problem, address, gaps, literal, respond, segment, status};
 
 const SECTION: &str = "/";
 const PIPELINES: u32 = 100;
@@ -46,10 +48,8 @@ impl Page {
 /// A pipeline in the list.
 struct Row {
     link: String,
-    waiting: u64,
-    /// Whether more may wait than is counted.
-    waiting_unknown: bool,
-    overdue: u64,
+    waiting: String,
+    overdue: String,
     open: Option<u64>,
     letters: String,
     paused: bool,
@@ -57,21 +57,51 @@ struct Row {
 
 impl Row {
     fn of(pipeline: &PipelineOverview) -> Self {
-        let counts = pipeline
-            .waiting
-            .iter()
-            .map(|place| place.waiting.as_ref().and_then(|count| count.records));
         let dead = pipeline.dead_letters.as_ref();
-        let filter = format!("pipeline = \"{}\" AND state = OPEN", pipeline.pipeline);
+        let filter = format!("pipeline = {} AND state = OPEN", literal(&pipeline.pipeline));
         Self {
             link: segment("/pipelines", &pipeline.pipeline),
-            waiting: counts.clone().flatten().sum(),
-            waiting_unknown: counts.clone().any(|count| count.is_none()),
-            overdue: pipeline.waiting.iter().filter_map(|place| place.overdue).sum(),
+            waiting: waiting(pipeline),
+            overdue: overdue(pipeline),
             open: dead.and_then(|dead| dead.open),
             letters: address("/letters", &[("filter", &filter)]),
             paused: pipeline.run.as_ref().and_then(|run| run.paused) == Some(true),
         }
+    }
+}
+
+/// How many records wait in all places; a bound if some are not exact.
+fn waiting(pipeline: &PipelineOverview) -> String {
+    let counts = pipeline
+        .waiting
+        .iter()
+        .map(|place| place.waiting.unwrap_or_default());
+    let known: Vec<u64> = counts.clone().filter_map(|count| count.records).collect();
+    if known.is_empty() {
+        return "unknown".to_owned();
+    }
+    let sum = html::number(known.iter().sum::<u64>());
+    let is_all = known.len() == pipeline.waiting.len() && !pipeline.has_long_waits;
+    if !is_all || counts.clone().any(|count| count.unreachable_partitions > 0) {
+        format!("{sum}+")
+    } else if counts.clone().all(|count| count.exact) {
+        sum
+    } else {
+        format!("≤ {sum}")
+    }
+}
+
+/// How many of them are due; a bound if not all were read.
+fn overdue(pipeline: &PipelineOverview) -> String {
+    let known = pipeline.waiting.iter().filter(|place| place.overdue.is_some());
+    if known.clone().next().is_none() {
+        return "unknown".to_owned();
+    }
+    let sum = html::number(known.clone().filter_map(|place| place.overdue).sum::<u64>());
+    if known.clone().all(|place| place.overdue_exact) {
+        sum
+    } else {
+        format!("≥ {sum}")
     }
 }
 
@@ -84,6 +114,8 @@ pub(super) struct Concern {
     pub(super) since: Option<Timestamp>,
     pub(super) link: String,
     pub(super) step: &'static str,
+    /// The same as long as it is the same problem, so that it keeps the focus when others come and go.
+    pub(super) id: String,
 }
 
 impl Concern {
@@ -108,8 +140,26 @@ impl Concern {
             since: html::when(wrong.since),
             link: link(wrong),
             step: step(wrong.next_step()),
+            id: id(wrong),
         }
     }
+}
+
+fn id(wrong: &Wrong) -> String {
+    let mut hasher = DefaultHasher::new();
+    let Wrong {
+        kind,
+        pipeline,
+        topic,
+        place,
+        group_id,
+        redrive_id,
+        control,
+        part,
+        ..
+    } = wrong;
+    (kind, pipeline, topic, place, group_id, redrive_id, control, part).hash(&mut hasher);
+    format!("p{:016x}", hasher.finish())
 }
 
 fn title(wrong: &Wrong) -> String {
@@ -148,6 +198,10 @@ fn detail(wrong: &Wrong) -> String {
         Some(false) => details.push("not growing".to_owned()),
         None => {}
     }
+    if let Some(deadline) = html::when(wrong.deadline) {
+        let deadline = deadline.to_rfc3339().unwrap_or_default();
+        details.push(format!("Kafka may remove the first from {deadline} on"));
+    }
     match (wrong.by.as_str(), wrong.reason.as_str()) {
         ("", _) => {}
         (by, "") => details.push(format!("by {by}")),
@@ -174,7 +228,7 @@ fn link(wrong: &Wrong) -> String {
         NextStep::LookAtGroup => segment("/groups", &wrong.group_id),
         NextStep::ReviewRedrive => segment("/redrives", &wrong.redrive_id),
         NextStep::HandleDeadLetters => {
-            let filter = format!("topic = \"{}\" AND state = OPEN", wrong.topic);
+            let filter = format!("topic = {} AND state = OPEN", literal(&wrong.topic));
             address("/letters", &[("filter", &filter)])
         }
         NextStep::Resume => address("/audit", &[("target", &wrong.control), ("since", "30d")]),
@@ -243,6 +297,7 @@ pub(crate) async fn page(State(backend): State<Backend>, Query(parameters): Quer
     if let Ok(overview) = &page.overview {
         page.concerns = overview.problems.iter().map(Concern::of).collect();
         page.gaps = gaps(overview.completeness.as_ref(), page.frame.now);
+        page.frame.as_of = html::when(overview.as_of);
         let shown = overview.pipelines.len();
         let last = overview.pipelines.last();
         page.next = last

@@ -3,15 +3,17 @@
 use askama::Template;
 use axum::extract::{Path, State};
 use axum::response::Response;
+use redeliver_client::ClientError;
 use redeliver_client::messages::{
-    BreakerState, OverviewSelection, PipelineOverview, RecordCount, RunOverview, WaitingOverview,
+    BreakerState, IncompletePart, OverviewSelection, PipelineOverview, RecordCount, RunOverview,
+    WaitingOverview,
 };
 
 use super::groups;
 use super::now::{Concern, rate};
 use crate::backend::Backend;
 use crate::html;
-use crate::page::{Failed, Frame, Part, Problem, address, quoted, respond};
+use crate::page::{Failed, Frame, Part, Problem, address, gaps, literal, quoted, respond};
 
 const SECTION: &str = "/";
 
@@ -23,6 +25,8 @@ struct Page {
     concerns: Vec<Concern>,
     groups: Part<Vec<groups::Row>>,
     letters: String,
+    gaps: Option<String>,
+    incomplete: Vec<IncompletePart>,
 }
 
 impl Page {
@@ -65,11 +69,18 @@ impl Page {
 
 /// A number of records, or that it is not known, or an upper bound.
 pub(super) fn count(count: Option<&RecordCount>) -> String {
-    match count.and_then(|count| Some((count.records?, count.exact))) {
-        None => "unknown".to_owned(),
-        Some((0, _)) => "0".to_owned(),
-        Some((records, true)) => html::number(records),
-        Some((records, false)) => format!("≤ {}", html::number(records)),
+    let Some(count) = count else {
+        return "unknown".to_owned();
+    };
+    match (
+        count.records.map(html::number),
+        count.unreachable_partitions,
+        count.exact,
+    ) {
+        (None, ..) => "unknown".to_owned(),
+        (Some(records), 1.., _) => format!("{records} without {} partitions", count.unreachable_partitions),
+        (Some(records), 0, true) => records,
+        (Some(records), 0, false) => format!("≤ {records}"),
     }
 }
 
@@ -90,21 +101,34 @@ pub(crate) async fn page(State(backend): State<Backend>, Path(name): Path<String
         pipeline: name.clone(),
         ..OverviewSelection::default()
     };
-    let filter = format!("pipeline = \"{name}\" AND state = OPEN");
-    let (overviews, dead_letters) = (backend.overview(), backend.dead_letters());
-    let groups = groups::open(&filter, 10);
-    let (overview, groups) = tokio::join!(overviews.overview(selection), dead_letters.groups(groups));
-    let overview = match overview {
+    let overview = match backend.overview().overview(selection).await {
         Ok(overview) => overview,
+        Err(ClientError::Refused { reason, .. }) if reason.as_deref() == Some("PIPELINE_UNKNOWN") => {
+            return Failed::respond(SECTION, Problem::not_found("Pipeline"));
+        }
         Err(error) => return Failed::respond(SECTION, error.into()),
     };
+    let filter = format!("pipeline = {} AND state = OPEN", literal(&name));
+    let groups = backend.dead_letters().groups(groups::open(&filter, 10)).await;
     let Some(pipeline) = overview.pipelines.into_iter().next() else {
         return Failed::respond(SECTION, Problem::not_found("Pipeline"));
     };
+    let frame = Frame::new(SECTION, name.clone())
+        .command(format!("redeliver waiting stats --pipeline {}", quoted(&name)))
+        .read_at(html::when(overview.as_of))
+        .live();
+    let of_groups = groups
+        .as_ref()
+        .ok()
+        .and_then(|answer| answer.completeness.as_ref());
     let page = Page {
-        frame: Frame::new(SECTION, name.clone())
-            .command(format!("redeliver waiting stats --pipeline {}", quoted(&name)))
-            .live(),
+        gaps: gaps(overview.completeness.as_ref().or(of_groups), frame.now),
+        incomplete: overview
+            .incomplete
+            .into_iter()
+            .filter(|part| part.since.is_some())
+            .collect(),
+        frame,
         pipeline,
         concerns: overview.problems.iter().map(Concern::of).collect(),
         groups: groups

@@ -122,7 +122,7 @@ pub(crate) async fn page(State(backend): State<Backend>, Query(parameters): Quer
     };
     let traces = backend.waiting().trace(request, |_| {}).await;
     let page = Page {
-        frame: frame.command(format!("redeliver trace {}", quoted(&parameters.position))),
+        frame: frame.command(format!("redeliver trace {}", quoted(parameters.position.trim()))),
         traces: Some(traces.map_err(Problem::from)),
         parameters,
     };

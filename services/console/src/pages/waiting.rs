@@ -35,6 +35,30 @@ struct Page {
 }
 
 impl Page {
+    fn is_filtered(&self) -> bool {
+        let Parameters {
+            pipeline,
+            place,
+            code,
+            ..
+        } = &self.parameters;
+        ![pipeline, place, code].into_iter().all(String::is_empty)
+    }
+
+    fn is_truncated(&self) -> bool {
+        let stats = self
+            .stats
+            .iter()
+            .flatten()
+            .filter_map(|stats| stats.coverage.as_ref());
+        let records = self
+            .records
+            .iter()
+            .flatten()
+            .filter_map(|records| records.coverage.as_ref());
+        stats.chain(records).any(|coverage| coverage.scheduler_truncated)
+    }
+
     /// The records of one place.
     fn records_of(&self, place: &WaitingPlace) -> String {
         address(
@@ -53,10 +77,16 @@ impl Page {
 }
 
 pub(crate) async fn page(State(backend): State<Backend>, Query(parameters): Query<Parameters>) -> Response {
-    let filter = WaitingFilter {
+    let parameters = Parameters {
         pipeline: parameters.pipeline.trim().to_owned(),
         place: parameters.place.trim().to_owned(),
-        error_code: parameters.code.trim().to_owned(),
+        code: parameters.code.trim().to_owned(),
+        scan: parameters.scan,
+    };
+    let filter = WaitingFilter {
+        pipeline: parameters.pipeline.clone(),
+        place: parameters.place.clone(),
+        error_code: parameters.code.clone(),
         ..WaitingFilter::default()
     };
     let client = backend.waiting();
@@ -80,7 +110,7 @@ pub(crate) async fn page(State(backend): State<Backend>, Query(parameters): Quer
         }
     };
     let mut command = match parameters.scan.as_str() {
-        "records" => "redeliver waiting ls".to_owned(),
+        "records" => format!("redeliver waiting ls --limit {LIMIT}"),
         _ => "redeliver waiting stats".to_owned(),
     };
     for (flag, value) in [

@@ -252,7 +252,7 @@ fn next(job: &Job, entry: &JobEntry, change: JobChange) -> Result<Option<v1::Red
             return Ok(None);
         }
         (JobChange::Pause, Running) => (RedriveState::Paused, false),
-        // The auto_pause has paused it. Now it stays paused, also if somebody changes the rate.
+        // It was auto-paused. Now it stays paused, even if its rate is changed.
         (JobChange::Pause, Paused) if job.wanted == RedriveState::Running => (RedriveState::Paused, false),
         (JobChange::Pause, Paused) | (JobChange::Resume, Running) | (JobChange::Cancel, Cancelled) => {
             return Ok(None);

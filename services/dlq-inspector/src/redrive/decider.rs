@@ -297,7 +297,7 @@ impl Decider {
         let now = self.clock.now();
         let end = pace::observed_at(&job, &before).unwrap_or(now);
         let settled = if job.has_auto_pause() {
-            self.returns.settled_at(&job, entry, before.done, now)
+            self.returns.settled_at(&job, entry, before.done, &*self.clock)
         } else {
             Ok(end)
         };
@@ -332,6 +332,9 @@ impl Decider {
         items: Range<u32>,
         now: Timestamp,
     ) -> Result<Vec<Prepared>, StepError> {
+        if !self.ledger.is_loaded() {
+            self.ledger.load(&self.kafka)?;
+        }
         let edit = edit_of(job, entry)?;
         let items = entry.items_in(items).ok_or(StepError::Plan)?;
         let (mut found, mut originals) = (items.iter().map(|_| None).collect(), HashMap::new());

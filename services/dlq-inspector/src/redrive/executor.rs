@@ -501,7 +501,7 @@ impl Processor for Executor {
     }
 
     fn capacity(&self, _assignment: AssignmentId) -> usize {
-        // Until the jobs are loaded, nobody knows which records follow them.
+        // Until the jobs are loaded, it is unknown which records follow them.
         let loaded = self.jobs.as_ref();
         loaded.map_or(0, |_| CAPACITY.saturating_sub(self.completed.len()))
     }

@@ -29,6 +29,11 @@ impl LedgerReader {
         &self.states
     }
 
+    /// Whether the states are those of the ledger: not after reading it again has failed.
+    pub(super) fn is_loaded(&self) -> bool {
+        self.reader.is_some()
+    }
+
     /// Reads all of it.
     pub(super) fn load(&mut self, kafka: &KafkaSettings) -> Result<(), ReadError> {
         // The memory of what was read is needed again.

@@ -4,8 +4,8 @@ use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use redeliver_core::Timestamp;
 use redeliver_core::redrive::REDRIVE_ID;
+use redeliver_core::{Clock, Timestamp};
 use redeliver_kafka::reader::ReadError;
 use redeliver_proto::v1;
 
@@ -100,7 +100,7 @@ impl Returns {
         let max_age = i64::try_from(MAX_AGE.as_millis()).unwrap_or(i64::MAX);
         let recent = Timestamp::from_millis(now.as_millis().saturating_sub(max_age));
         let count = match self.count(job, recent, now) {
-            // There is no auto_pause.
+            // It cannot be auto-paused.
             Err(StepError::Incomplete(_)) if !job.has_auto_pause() => return Ok(None),
             count => count?,
         };
@@ -114,7 +114,7 @@ impl Returns {
         job: &Job,
         entry: &JobEntry,
         done: u32,
-        now: Timestamp,
+        clock: &dyn Clock,
     ) -> Result<Timestamp, StepError> {
         let id = &job.spec().id;
         if let Some((of, at)) = self.settled.get(id)
@@ -126,8 +126,10 @@ impl Returns {
         if waiting > 0 {
             return Err(StepError::Waiting(waiting));
         }
-        self.settled.insert(id.clone(), (done, now));
-        Ok(now)
+        // A record that was found nowhere may have died during the scan.
+        let at = clock.now();
+        self.settled.insert(id.clone(), (done, at));
+        Ok(at)
     }
 
     /// How many records of a job have come back, at least those that had at a time.

@@ -26,7 +26,7 @@ pub(super) fn as_text(decoded: &DecodedValue, is_masked: bool) -> String {
         ("", "") => "(not decoded)".to_owned(),
         ("", problem) => format!("(not decoded: {})", line(problem.as_bytes(), SHOWN_NAME)),
         (json, _) => {
-            let json = indented(json.as_bytes()).unwrap_or_else(|| json.to_owned());
+            let json = indented(json.as_bytes(), usize::MAX).unwrap_or_else(|| json.to_owned());
             block(json.trim_end().as_bytes(), SHOWN)
         }
     };
@@ -140,7 +140,7 @@ mod tests {
             assert!(!shown.contains('\n'));
             // It escapes characters that control a terminal.
             let expected = json.replace('\u{7f}', "\\u007f");
-            assert_eq!(tokens(&indented(input).unwrap()), tokens(&expected));
+            assert_eq!(tokens(&indented(input, usize::MAX).unwrap()), tokens(&expected));
         });
     }
 }

@@ -45,7 +45,7 @@ pub(super) async fn write(
     match format {
         PayloadFormat::Raw => {}
         PayloadFormat::Json => {
-            let json = indented(&whole).ok_or_else(|| {
+            let json = indented(&whole, usize::MAX).ok_or_else(|| {
                 CliError::failed(format_args!(
                     "the payload of `{id}` is not a JSON document; use --payload text or --payload hex"
                 ))
