@@ -266,7 +266,7 @@ same() {
 same "null removes the settings of a tier and of an enricher" --set-json 'retryTiers.5s=null' --set-json 'enrichers.docs=null'
 same "null removes all settings of tiers and enrichers" --set-json 'retryTiers=null' --set-json 'enrichers=null'
 same "null removes an autoscaler" --set-json 'retryTiers.5s.autoscaling=null' --set retryTiers.5s.replicas=1 --set enrichers.docs.replicas=1
-same "null is not a login and no TLS" --set-json 'retryTiers=null' --set-json 'enrichers=null' --set-json 'kafka.sasl.mechanism=null' \
+same "null is neither a login nor TLS" --set-json 'retryTiers=null' --set-json 'enrichers=null' --set-json 'kafka.sasl.mechanism=null' \
     --set-json 'kafka.oidc.secret.name=null' --set-json 'kafka.tls.enabled=null' --set-json 'admin.tls.secret.name=null' \
     --set-json 'dlqInspector.api.tls.secret.name=null'
 # A tier that is now a leftover, and whose settings another values file still contains.

@@ -54,11 +54,30 @@ impl Waiting {
         Some(due.iter().filter(|due| **due <= now).count())
     }
 
-    /// The earliest due time.
+    /// The earliest due time of the records that were read.
     #[must_use]
     pub fn earliest(&self) -> Option<Timestamp> {
         self.due.as_ref()?.iter().min().copied()
     }
+
+    /// When the next record is due: see [`next_due`].
+    #[must_use]
+    pub fn next_due(&self, now: Timestamp) -> Option<Timestamp> {
+        next_due([self], now)
+    }
+}
+
+/// When the next record of these queues is due. `None` also if it is unknown: a record of an unreachable partition may be due before the
+/// earliest known one, unless that is due already.
+#[must_use]
+pub fn next_due<'w>(waiting: impl IntoIterator<Item = &'w Waiting>, now: Timestamp) -> Option<Timestamp> {
+    let mut earliest: Option<Timestamp> = None;
+    let mut is_whole = true;
+    for waiting in waiting.into_iter().filter(|waiting| waiting.due.is_some()) {
+        earliest = earliest.into_iter().chain(waiting.earliest()).min();
+        is_whole &= waiting.unreachable.is_empty();
+    }
+    earliest.filter(|earliest| is_whole || *earliest <= now)
 }
 
 /// The existing topics that services of this configuration read, each once.
@@ -159,6 +178,28 @@ fn due_time(record: &Record) -> Option<Timestamp> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn next_due_is_unknown_with_unreachable_partitions() {
+        let of = |due: Option<&[i64]>, unreachable: &[i32]| Waiting {
+            unreachable: unreachable.to_vec(),
+            due: due.map(|due| due.iter().copied().map(Timestamp::from_millis).collect()),
+            ..Waiting::default()
+        };
+        let next = |waiting: &[Waiting]| {
+            let next = next_due(waiting, Timestamp::from_millis(100));
+            next.map(Timestamp::as_millis)
+        };
+        assert_eq!(next(&[]), None);
+        assert_eq!(next(&[of(Some(&[300, 200]), &[])]), Some(200));
+        assert_eq!(next(&[of(Some(&[200]), &[1])]), None);
+        assert_eq!(next(&[of(Some(&[200, 100]), &[1])]), Some(100));
+        // A queue of which nothing is known can be the next one.
+        assert_eq!(next(&[of(Some(&[200]), &[]), of(Some(&[]), &[0])]), None);
+        assert_eq!(next(&[of(Some(&[200]), &[]), of(Some(&[50]), &[0])]), Some(50));
+        // Records of it do not wait for a time.
+        assert_eq!(next(&[of(Some(&[200]), &[]), of(None, &[0])]), Some(200));
+    }
 
     #[test]
     fn queues_are_existing_topics() {

@@ -97,7 +97,7 @@ impl Queue {
             format!("{bound}{due}")
         });
         let next = match waiting.earliest() {
-            Some(earliest) if earliest > now && !waiting.unreachable.is_empty() => "unknown".text(),
+            Some(_) if waiting.next_due(now).is_none() => "unknown".text(),
             earliest => due(earliest, now),
         };
         vec![

@@ -2587,7 +2587,7 @@ pub mod dead_letter_service_client {
     ///
     /// Calls that return payloads (GetDeadLetter, ReadPayload, ListDeadLetters and WatchDeadLetters with the FULL view) are recorded in the audit topic, see
     /// audit.proto. The metadata `redeliver-reason` says why, in percent-encoded UTF-8: at most 1000 bytes without control characters; INVALID_ARGUMENT
-    /// (WHY_INVALID) otherwise.
+    /// (REASON_INVALID) otherwise.
     #[derive(Debug, Clone)]
     pub struct DeadLetterServiceClient<T> {
         inner: tonic::client::Grpc<T>,
@@ -3106,7 +3106,7 @@ pub mod dead_letter_service_server {
     ///
     /// Calls that return payloads (GetDeadLetter, ReadPayload, ListDeadLetters and WatchDeadLetters with the FULL view) are recorded in the audit topic, see
     /// audit.proto. The metadata `redeliver-reason` says why, in percent-encoded UTF-8: at most 1000 bytes without control characters; INVALID_ARGUMENT
-    /// (WHY_INVALID) otherwise.
+    /// (REASON_INVALID) otherwise.
     #[derive(Debug)]
     pub struct DeadLetterServiceServer<T> {
         inner: Arc<T>,
@@ -6638,10 +6638,10 @@ pub struct WatchOverviewRequest {
 /// Which pipelines, and how many of them.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct OverviewSelection {
-    /// Only this pipeline. PERMISSION_DENIED if the caller may not see it, and INVALID_ARGUMENT (PIPELINE_UNKNOWN) if it is not in the configuration of the server.
+    /// Only this pipeline, and what is incomplete. PERMISSION_DENIED if the caller may not see it, and INVALID_ARGUMENT (PIPELINE_UNKNOWN) if it is not in the configuration of the server.
     #[prost(string, tag = "1")]
     pub pipeline: ::prost::alloc::string::String,
-    /// Only pipelines whose names begin with this text.
+    /// Only pipelines whose names begin with this text, and what is incomplete.
     #[prost(string, tag = "2")]
     pub prefix: ::prost::alloc::string::String,
     /// If unspecified, WORST_FIRST.
@@ -6665,7 +6665,7 @@ pub struct Overview {
     /// When the survey began.
     #[prost(message, optional, tag = "2")]
     pub as_of: ::core::option::Option<::prost_types::Timestamp>,
-    /// When the last reading of what waits began: `lag`, `due` and what the places contain. It takes longer than other parts of a survey. Not set before the first one.
+    /// When the last reading of what waits began: `lag`, `overdue`, `next_due`, the problem OVERDUE and what the places contain are as of this time. It takes longer than other parts of a survey. Not set before the first one.
     #[prost(message, optional, tag = "3")]
     pub waiting_as_of: ::core::option::Option<::prost_types::Timestamp>,
     /// The worst first. Those of topics that belong to no configured pipeline have no pipeline.
@@ -6717,7 +6717,7 @@ pub struct PipelineOverview {
     /// Whether records of it can wait with the scheduler. WaitingService counts them.
     #[prost(bool, tag = "6")]
     pub has_long_waits: bool,
-    /// When the next record is due in any place, which can be in the past.
+    /// When the next record is due in any place, which can be in the past. Not set if unknown: a record of an unreachable partition may be due before the others, as long as none of these is due.
     #[prost(message, optional, tag = "7")]
     pub next_due: ::core::option::Option<::prost_types::Timestamp>,
     /// Its dead letters. Not set if the index has not caught up.
@@ -6728,7 +6728,7 @@ pub struct PipelineOverview {
     /// The circuit breaker of its endpoint. UNSPECIFIED: unknown.
     #[prost(enumeration = "BreakerState", tag = "10")]
     pub breaker: i32,
-    /// Its topics that do not exist, as far as the caller may know.
+    /// Its topics that do not exist, of all roles: the topics of a pipeline are shown to those who see its dead letters. Empty while the topics are unknown.
     #[prost(string, repeated, tag = "11")]
     pub missing_topics: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
     /// How many problems are about it.
@@ -6748,7 +6748,7 @@ pub struct RecordCount {
     #[prost(uint32, tag = "3")]
     pub unreachable_partitions: u32,
 }
-/// Offsets per second, in the newest seconds, from the ends of topics. If records are written in transactions, as Redeliver does, each transaction
+/// Offsets per second, in the newest seconds (at most a minute), from the ends of topics, rounded to 3 significant digits. If records are written in transactions, as Redeliver does, each transaction
 /// adds an offset to each partition in which it has written some: the number of records is between half of the number of offsets and all of them, and nearly all of them if transactions have many records.
 /// Records of aborted transactions count, too.
 ///
@@ -6780,12 +6780,12 @@ pub struct WaitingOverview {
     /// The records that wait there.
     #[prost(message, optional, tag = "2")]
     pub waiting: ::core::option::Option<RecordCount>,
-    /// How many of them are due; of `due`, not set. At least so many, unless it is exact: only the first records of each partition are read.
+    /// How many of them are due as of `waiting_as_of`; of `due`, not set. At least so many, unless it is exact: only the first records of each partition are read.
     #[prost(uint64, optional, tag = "3")]
     pub overdue: ::core::option::Option<u64>,
     #[prost(bool, tag = "4")]
     pub overdue_exact: bool,
-    /// When the next one is due, which can be in the past. Records of a tier are nearly in the order of their due times.
+    /// When the next one is due, which can be in the past. Records of a tier are nearly in the order of their due times. Not set if unknown, as in PipelineOverview.
     #[prost(message, optional, tag = "5")]
     pub next_due: ::core::option::Option<::prost_types::Timestamp>,
     /// Of a tier.
@@ -6827,7 +6827,7 @@ pub struct DeadLettersOverview {
     /// From when on Kafka may remove the oldest open one because of its age. Not set if never, or if the retention is unknown.
     #[prost(message, optional, tag = "4")]
     pub removed_from: ::core::option::Option<::prost_types::Timestamp>,
-    /// How many groups with open dead letters in this topic have regressed, and how many open ones were not known a day ago. Not set if unknown.
+    /// How many groups with open dead letters in this topic have regressed, and how many open ones were not known a day ago: of these, at most 100 of a topic count and are problems, those with the latest first dead letter. Not set if unknown.
     #[prost(uint32, optional, tag = "5")]
     pub regressed_groups: ::core::option::Option<u32>,
     #[prost(uint32, optional, tag = "6")]
@@ -7013,13 +7013,14 @@ impl BreakerState {
 #[repr(i32)]
 pub enum ProblemKind {
     Unspecified = 0,
-    /// A topic of a pipeline does not exist in two surveys: its records cannot be written, or not be read.
+    /// A topic of a pipeline does not exist in two surveys, in one of which Kafka was asked for it by name: its records cannot be written, or not be read.
     TopicMissing = 1,
     /// Kafka may remove open dead letters within a day, from `deadline` on. `count`: the open ones in the topic. It grows if there are more than some seconds ago.
     LettersExpire = 2,
     /// The circuit breaker is not closed. No service tells it yet.
     BreakerOpen = 3,
-    /// Records are due in a tier for longer than a minute, and it is not paused. `count`: at least so many. It grows if there are more than some seconds ago.
+    /// As of `waiting_as_of`, records are due in a tier for longer than a minute, and it is not paused. Not reported while it is unknown what is paused. `count`: at least so many. It grows if more
+    /// records wait there than in an earlier reading.
     Overdue = 4,
     /// A redrive was paused because too many records came back: `count` of them.
     RedriveAutoPaused = 5,

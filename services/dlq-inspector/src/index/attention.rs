@@ -11,8 +11,9 @@ use crate::fingerprint::GroupId;
 use crate::group_states::{GroupState, GroupStates};
 use crate::ledger::State;
 
-/// The maximum number of new groups that are read: a service can fail in as many ways as it likes.
-const MAX_NEW: usize = 1_000;
+/// The maximum number of new groups of a topic that are read, those with the latest first dead letter: a service can fail in as many ways as it
+/// likes. Of each topic, so that one does not hide the groups of another.
+const MAX_NEW: usize = 100;
 
 /// A group with open dead letters in a topic that needs attention there.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -55,8 +56,8 @@ impl Counted {
 const COUNTED: &str = "group_id, topic_id, min(first) AS first, max(last) AS last, \
                        sum(CASE WHEN state = ?1 THEN count ELSE 0 END) AS open";
 
-/// The groups with open dead letters that have regressed, and those whose first dead letter in a topic died since this time, which are neither
-/// resolved nor muted.
+/// The groups with open dead letters that have regressed, and the newest of those whose first dead letter in a topic died since this time, which
+/// are neither resolved nor muted. What died in the future is not new yet.
 pub(crate) fn groups_in_need(
     connection: &Connection,
     states: &GroupStates,
@@ -82,14 +83,21 @@ pub(crate) fn groups_in_need(
             }
         }
     }
+    // A group that is older in the topic, with other states, takes no place.
     let sql = format!(
-        "SELECT {COUNTED} FROM group_counts WHERE group_id IN \
-             (SELECT group_id FROM group_counts WHERE first >= ?2 ORDER BY first DESC LIMIT {}) \
-         GROUP BY group_id, topic_id HAVING min(first) >= ?2 AND open > 0",
+        "SELECT {COUNTED} FROM group_counts WHERE (group_id, topic_id) IN \
+             (SELECT group_id, topic_id FROM \
+                 (SELECT group_id, topic_id, row_number() OVER (PARTITION BY topic_id ORDER BY first DESC) AS place \
+                  FROM group_counts AS c WHERE state = ?1 AND first BETWEEN ?2 AND ?3 AND NOT EXISTS \
+                      (SELECT 1 FROM group_counts \
+                       WHERE group_id = c.group_id AND topic_id = c.topic_id AND first < ?2)) \
+              WHERE place <= {}) \
+         GROUP BY group_id, topic_id HAVING open > 0",
         sql_limit(MAX_NEW)
     );
     let mut new = connection.prepare_cached(&sql)?;
-    for counted in new.query_map((open, since.as_millis()), Counted::read)? {
+    let times = (open, since.as_millis(), now.as_millis());
+    for counted in new.query_map(times, Counted::read)? {
         let counted = counted?;
         let decision = states.decision(GroupId::from_number(counted.group_id));
         let last = Some(Timestamp::from_millis(counted.last));

@@ -1,6 +1,7 @@
 //! Rates, what grows, and since when something is wrong, from several surveys.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::ops::Bound;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -13,6 +14,8 @@ use super::survey::{Letters, Reading, Survey, Topics};
 const WINDOW: Duration = Duration::from_secs(10);
 /// Surveys nearer than this to the one before are not kept.
 const SPACING: Duration = Duration::from_secs(2);
+/// A survey that is older than this tells nothing about now.
+const MAX_WINDOW: Duration = Duration::from_secs(60);
 
 /// What is remembered of earlier surveys.
 #[derive(Debug, Default)]
@@ -21,6 +24,8 @@ pub(crate) struct History {
     samples: VecDeque<Sample>,
     /// Since when topics are missing.
     missing: BTreeMap<Arc<str>, Missing>,
+    /// The last one of them of which Kafka was asked by name.
+    last_asked: Option<Arc<str>>,
     /// Since when parts are incomplete.
     incomplete: BTreeMap<v1::OverviewPart, Timestamp>,
 }
@@ -36,7 +41,8 @@ struct Sample {
 #[derive(Clone, Copy, Debug)]
 struct Missing {
     since: Timestamp,
-    surveys: u32,
+    /// Whether Kafka was asked by name, too: otherwise, the topic may exist without being visible.
+    is_confirmed: bool,
 }
 
 /// What has changed since an earlier survey.
@@ -67,23 +73,22 @@ impl History {
         }
     }
 
-    /// Takes note of which of these topics a survey lacks, and what is incomplete.
-    pub(crate) fn note<'t>(&mut self, survey: &Survey, needed: impl Iterator<Item = &'t Arc<str>>) {
+    /// Takes note of which of these topics a survey lacks, and what is incomplete. Kafka was asked by name of the topics in `asked`.
+    pub(crate) fn note<'t>(
+        &mut self,
+        survey: &Survey,
+        needed: impl Iterator<Item = &'t Arc<str>>,
+        asked: &BTreeSet<Arc<str>>,
+    ) {
         let at = survey.at;
         if let Some(topics) = &survey.topics {
             let mut missing = BTreeMap::new();
             for topic in needed.filter(|topic| topics.lacks(topic)) {
                 let before = self.missing.get(topic);
-                let noted = before.map_or(
-                    Missing {
-                        since: at,
-                        surveys: 1,
-                    },
-                    |before| Missing {
-                        surveys: before.surveys.saturating_add(1),
-                        ..*before
-                    },
-                );
+                let noted = Missing {
+                    since: before.map_or(at, |before| before.since),
+                    is_confirmed: before.is_some_and(|before| before.is_confirmed || asked.contains(topic)),
+                };
                 missing.insert(topic.clone(), noted);
             }
             self.missing = missing;
@@ -95,22 +100,34 @@ impl History {
         }
     }
 
-    /// What has changed since an earlier survey; `None` without one.
+    /// What has changed since an earlier survey; `None` without a recent one.
     pub(crate) fn changes<'h>(&'h self, now: &'h Survey) -> Option<Changes<'h>> {
-        let before = self.samples.front()?;
-        let window = now.uptime.checked_sub(before.uptime)?;
+        let since = |sample: &Sample| now.uptime.checked_sub(sample.uptime);
+        let is_recent = |sample: &&Sample| since(sample).is_some_and(|window| window <= MAX_WINDOW);
+        let before = self.samples.iter().find(is_recent)?;
+        let window = since(before)?;
         (!window.is_zero()).then_some(Changes { before, now, window })
     }
 
-    /// Since when a topic is missing. One survey does not count: the topic may be about to be created, or a broker is starting.
-    pub(crate) fn missing_since(&self, topic: &str) -> Option<Timestamp> {
+    /// Since when a topic is missing; `None` also if this survey does not know it. One survey does not count: the topic may be about to be created, or a
+    /// broker is starting.
+    pub(crate) fn missing_since(&self, survey: &Survey, topic: &str) -> Option<Timestamp> {
+        survey.topics.as_ref()?;
         let missing = self.missing.get(topic)?;
-        (missing.surveys > 1).then_some(missing.since)
+        missing.is_confirmed.then_some(missing.since)
     }
 
-    /// The topics that the last survey lacks, some of which may exist without being visible.
-    pub(crate) fn missing(&self) -> impl Iterator<Item = &Arc<str>> {
-        self.missing.keys()
+    /// Of which missing topics Kafka is asked by name in the next survey, since they may exist without being visible: at most this number, and each
+    /// of them in turn.
+    pub(crate) fn ask(&mut self, count: usize) -> BTreeSet<Arc<str>> {
+        let last = self.last_asked.as_deref();
+        let after = last.map_or(Bound::Unbounded, Bound::Excluded);
+        let rest = self.missing.range::<str, _>((after, Bound::Unbounded));
+        // After the last one, it begins again.
+        let asked = rest.chain(&self.missing).take(count.min(self.missing.len()));
+        let asked: Vec<Arc<str>> = asked.map(|(topic, _)| topic.clone()).collect();
+        self.last_asked = asked.last().cloned();
+        asked.into_iter().collect()
     }
 
     /// Since when a part is incomplete.
@@ -120,7 +137,7 @@ impl History {
 }
 
 impl Changes<'_> {
-    /// The offsets per second that these topics have got; `None` if unknown.
+    /// The offsets per second that these topics have got, rounded to 3 significant digits; `None` if unknown.
     #[expect(clippy::cast_precision_loss, reason = "a rate is rounded anyway")]
     pub(crate) fn rate<'t>(&self, topics: impl IntoIterator<Item = &'t Arc<str>>) -> Option<f64> {
         let now = self.now.topics.as_ref()?;
@@ -128,21 +145,28 @@ impl Changes<'_> {
         for topic in topics {
             let (now, before) = (now.ends.get(topic)?, self.before.topics.ends.get(topic)?);
             let offsets = now.offsets - before.offsets;
-            // A topic loses offsets or partitions only if it is created again.
-            if !now.is_whole || !before.is_whole || offsets < 0 || now.partitions < before.partitions {
+            // Without ids, a topic that was created again has fewer offsets or partitions at first.
+            let is_same = now.id == before.id && offsets >= 0 && now.partitions >= before.partitions;
+            if !is_same || !now.is_whole || !before.is_whole {
                 return None;
             }
             sum += offsets;
         }
-        Some(sum as f64 / self.window.as_secs_f64())
+        Some(rounded(sum as f64 / self.window.as_secs_f64()))
     }
 
-    /// Whether more records wait in a topic than before.
+    /// Whether more records wait in a topic than before; `None` if the two numbers cannot be compared.
     pub(crate) fn waits_more(&self, pipeline: &str, topic: &str) -> Option<bool> {
-        let records =
-            |reading: Option<&Arc<Reading>>| Some(reading?.of_topic(pipeline, topic)?.backlog.records);
-        let before = self.before.waiting.as_ref();
-        Some(records(self.now.waiting.as_ref())? > records(before)?)
+        let (now, before) = (self.now.waiting.as_ref()?, self.before.waiting.as_ref()?);
+        if Arc::ptr_eq(now, before) {
+            return None;
+        }
+        let backlog = |reading: &Reading| {
+            let waiting = reading.of_topic(pipeline, topic)?;
+            waiting.unreachable.is_empty().then_some(waiting.backlog)
+        };
+        let (now, before) = (backlog(now)?, backlog(before)?);
+        (now.is_exact == before.is_exact).then_some(now.records > before.records)
     }
 
     /// Whether a topic has more open dead letters than before.
@@ -153,4 +177,9 @@ impl Changes<'_> {
         };
         Some(count(self.now.letters.as_ref())? > count(self.before.letters.as_ref())?)
     }
+}
+
+/// Has 3 significant digits, so that a steady rate is the same in windows of different lengths.
+fn rounded(rate: f64) -> f64 {
+    format!("{rate:.2e}").parse().unwrap_or(rate)
 }

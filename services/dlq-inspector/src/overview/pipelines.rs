@@ -9,7 +9,7 @@ use redeliver_proto::convert::{time_of_record, to_duration, to_timestamp};
 use redeliver_proto::v1;
 use redeliver_service::control::value::{RateLimit, Run};
 use redeliver_service::control::{ControlName, Snapshot};
-use redeliver_service::queues::{Queue, Waiting};
+use redeliver_service::queues::{Queue, Waiting, next_due};
 
 use super::history::{Changes, History};
 use super::survey::{Letters, Survey};
@@ -77,14 +77,13 @@ pub(crate) fn rows(pipelines: &Pipelines, survey: &Survey, history: &History) ->
                 queues.map(Vec::as_slice).unwrap_or_default()
             });
             let waiting = places(pipeline, queues, survey);
-            let due = queues
-                .into_iter()
-                .flatten()
-                .filter_map(|(_, waiting)| waiting.earliest());
-            let next_due = due.min().and_then(time_of_record);
+            let next_due = survey.waiting.as_ref().and_then(|reading| {
+                let waiting = queues.into_iter().flatten().map(|(_, waiting)| waiting);
+                next_due(waiting, reading.at)
+            });
             let letters = pipeline.dead_letter_topic();
             let topics = pipeline.topics().into_iter().map(|(topic, _)| topic);
-            let missing = topics.filter(|topic| history.missing_since(topic).is_some());
+            let missing = topics.filter(|topic| history.missing_since(survey, topic).is_some());
             let message = v1::PipelineOverview {
                 pipeline: pipeline.name.to_string(),
                 retired: pipeline.retired,
@@ -92,7 +91,7 @@ pub(crate) fn rows(pipelines: &Pipelines, survey: &Survey, history: &History) ->
                 rates: changes.map(|changes| rates(pipelines, pipeline, queues, &changes)),
                 waiting,
                 has_long_waits: pipeline.long_waits.is_some(),
-                next_due,
+                next_due: next_due.and_then(time_of_record),
                 dead_letters: survey
                     .letters
                     .as_ref()
@@ -107,7 +106,7 @@ pub(crate) fn rows(pipelines: &Pipelines, survey: &Survey, history: &History) ->
         .collect()
 }
 
-/// What the workers have not completed of the source. A topic that does not exist has no records.
+/// What the workers have not completed of the source. Unknown without a reading, or if the source does not exist.
 fn lag(queues: Option<&[(Queue, Waiting)]>) -> v1::RecordCount {
     let source = queues.and_then(|queues| queues.iter().find(|(queue, _)| queue.role == TopicRole::Source));
     source.map_or_else(v1::RecordCount::default, |(_, waiting)| count(waiting))
@@ -142,16 +141,19 @@ fn places(
             TopicRole::Source | TopicRole::Output | TopicRole::DeadLetter => {}
         }
     }
+    let read_at = survey.waiting.as_ref().map(|reading| reading.at);
     let place = |(tier, waiting): (Option<HumanDuration>, Option<&Waiting>)| {
-        let earliest = waiting.and_then(Waiting::earliest);
+        let read = waiting.zip(read_at);
         v1::WaitingOverview {
             place: tier.map_or(Place::Due, Place::Tier).to_string(),
             waiting: Some(waiting.map_or_else(v1::RecordCount::default, count)),
-            overdue: waiting
-                .and_then(|waiting| waiting.due_at(survey.at))
+            overdue: read
+                .and_then(|(waiting, at)| waiting.due_at(at))
                 .map(|overdue| overdue as u64),
             overdue_exact: waiting.is_some_and(|waiting| waiting.backlog.is_exact),
-            next_due: earliest.and_then(time_of_record),
+            next_due: read
+                .and_then(|(waiting, at)| waiting.next_due(at))
+                .and_then(time_of_record),
             run: tier.map(|tier| run_of_tier(survey.controls.as_deref(), &pipeline.name, tier)),
             configured: tier.map_or(pipeline.needs_due_topic(), |tier| {
                 pipeline.policy.tiers().contains(&tier)

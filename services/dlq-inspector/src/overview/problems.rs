@@ -44,7 +44,7 @@ pub(crate) fn problems(pipelines: &Pipelines, survey: &Survey, history: &History
     let mut found = Vec::new();
     let changes = history.changes(survey);
     for pipeline in &pipelines.list {
-        missing_topics(pipeline, history, &mut found);
+        missing_topics(pipeline, survey, history, &mut found);
         overdue(pipeline, survey, changes.as_ref(), &mut found);
     }
     letters(pipelines, survey, changes.as_ref(), &mut found);
@@ -79,9 +79,9 @@ fn of_letters(pipelines: &Pipelines, topic: &str, message: v1::Problem) -> Found
     }
 }
 
-fn missing_topics(pipeline: &Pipeline, history: &History, found: &mut Vec<Found>) {
+fn missing_topics(pipeline: &Pipeline, survey: &Survey, history: &History, found: &mut Vec<Found>) {
     for (topic, _) in pipeline.topics() {
-        if let Some(since) = history.missing_since(&topic) {
+        if let Some(since) = history.missing_since(survey, &topic) {
             let problem = v1::Problem {
                 kind: v1::ProblemKind::TopicMissing.into(),
                 since: Some(to_timestamp(since)),
@@ -95,22 +95,24 @@ fn missing_topics(pipeline: &Pipeline, history: &History, found: &mut Vec<Found>
 }
 
 fn overdue(pipeline: &Pipeline, survey: &Survey, changes: Option<&Changes<'_>>, found: &mut Vec<Found>) {
-    let queues = survey.waiting.as_ref();
-    let queues = queues.and_then(|reading| reading.queues.get(&pipeline.name));
+    // What is paused is not overdue. Without controls, it may be paused.
+    let (Some(reading), Some(controls)) = (&survey.waiting, &survey.controls) else {
+        return;
+    };
+    let queues = reading.queues.get(&pipeline.name);
     for (queue, waiting) in queues.into_iter().flatten() {
         let (TopicRole::Tier(tier), Some(earliest)) = (queue.role, waiting.earliest()) else {
             continue;
         };
-        let controls = survey.controls.as_ref();
-        let is_paused = controls.is_some_and(|controls| controls.tier(&pipeline.name, tier).is_paused);
-        if survey.at.since(earliest) < OVERDUE || is_paused {
+        // As of the reading: since then, the records may have been released.
+        if reading.at.since(earliest) < OVERDUE || controls.tier(&pipeline.name, tier).is_paused {
             continue;
         }
         let problem = v1::Problem {
             kind: v1::ProblemKind::Overdue.into(),
             since: time_of_record(earliest),
             growing: changes.and_then(|changes| changes.waits_more(&pipeline.name, &queue.topic)),
-            count: waiting.due_at(survey.at).map(|overdue| overdue as u64),
+            count: waiting.due_at(reading.at).map(|overdue| overdue as u64),
             next_step: v1::NextStep::CheckRetryTier.into(),
             topic: queue.topic.to_string(),
             place: Place::Tier(tier).to_string(),

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use redeliver_core::Timestamp;
+use redeliver_kafka::TopicId;
 use redeliver_kafka::survey::SurveyedTopic;
 use redeliver_proto::v1;
 use redeliver_service::control::Snapshot;
@@ -43,6 +44,8 @@ pub(crate) struct Topics {
 /// Where a topic ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct TopicEnd {
+    /// `None` if it is unknown.
+    pub(crate) id: Option<TopicId>,
     /// The sum of the ends of its partitions.
     pub(crate) offsets: i64,
     pub(crate) partitions: usize,
@@ -60,6 +63,7 @@ impl Topics {
             }
             let ends = topic.partitions.iter().flatten();
             let end = TopicEnd {
+                id: topic.id,
                 offsets: ends.map(|extent| extent.end).sum(),
                 partitions: topic.partitions.len(),
                 is_whole: topic.partitions.iter().all(Option::is_some),

@@ -68,6 +68,8 @@ pub(crate) struct Surveyor {
     waiting: Option<Arc<Reading>>,
     /// A reading that is in progress, since when.
     reading: Option<(Instant, JoinHandle<Result<Reading, ReadError>>)>,
+    /// A reading in progress whose result is not needed any more. No other one begins until it has ended, so that there is never more than one.
+    forgotten: Option<JoinHandle<Result<Reading, ReadError>>>,
     /// When the next one may begin.
     next_reading: Instant,
     /// Whether the last reading has failed, or none has ended yet.
@@ -85,6 +87,7 @@ impl Surveyor {
             history: History::default(),
             waiting: None,
             reading: None,
+            forgotten: None,
             next_reading: Instant::now(),
             lacks_reading: true,
             log_throttle: LogThrottle::default(),
@@ -94,7 +97,11 @@ impl Surveyor {
     /// Forgets what was found, once it is not needed any more.
     pub(crate) fn forget(&mut self) {
         self.history = History::default();
-        (self.waiting, self.reading, self.lacks_reading) = (None, None, true);
+        // A blocking call goes on without its handle.
+        if let Some((_, reading)) = self.reading.take() {
+            self.forgotten = Some(reading);
+        }
+        (self.waiting, self.lacks_reading) = (None, true);
         self.next_reading = Instant::now();
     }
 
@@ -103,7 +110,7 @@ impl Surveyor {
         let at = self.sources.clock.now();
         let uptime = self.began.elapsed();
         let mut incomplete = BTreeMap::new();
-        let topics = self.topics().await;
+        let (topics, asked) = self.topics().await;
         if topics.is_none() {
             let problem = "Kafka does not answer the request for topics";
             incomplete.insert(v1::OverviewPart::Topics, problem);
@@ -160,16 +167,18 @@ impl Surveyor {
             redrives: sources.jobs.state().map(|jobs| redrives(&jobs)),
             incomplete,
         };
-        self.history.note(&survey, self.pipelines.needed.iter());
+        self.history.note(&survey, self.pipelines.needed.iter(), &asked);
         let overview = Overview::of(&self.pipelines, &survey, &self.history);
         self.history.add(&survey);
         overview
     }
 
-    async fn topics(&mut self) -> Option<Arc<Topics>> {
+    /// The topics, and of which of them Kafka was asked by name.
+    async fn topics(&mut self) -> (Option<Arc<Topics>>, BTreeSet<Arc<str>>) {
         let (surveyor, pipelines) = (self.sources.surveyor.clone(), self.pipelines.clone());
         // A topic is missing only in a second survey, which knows whether Kafka refuses to describe it.
-        let named: BTreeSet<Arc<str>> = self.history.missing().take(ASKED).cloned().collect();
+        let asked = self.history.ask(ASKED);
+        let named = asked.clone();
         let surveyed = tokio::task::spawn_blocking(move || {
             let is_needed = |name: &str| {
                 let retried = || parse_retry_topic(name).map(|(pipeline, _)| pipeline);
@@ -179,9 +188,11 @@ impl Surveyor {
             surveyor.topics_and(is_needed, &named)
         });
         // It panics only if it has a defect, and is cancelled only at the end of the process.
-        let surveyed = surveyed.await.ok()?;
-        let surveyed = self.known(surveyed, "cannot survey topics for the overview");
-        surveyed.map(|surveyed| Arc::new(Topics::of(surveyed)))
+        let surveyed = surveyed.await.ok();
+        let surveyed =
+            surveyed.and_then(|surveyed| self.known(surveyed, "cannot survey topics for the overview"));
+        let topics = surveyed.map(|surveyed| Arc::new(Topics::of(surveyed)));
+        (topics, asked)
     }
 
     fn known<T>(&mut self, result: Result<T, ReadError>, message: &'static str) -> Option<T> {
@@ -198,7 +209,10 @@ impl Surveyor {
 
     /// Reads what waits in these topics, or goes on waiting for it. What was read before stays meanwhile.
     async fn read_waiting(&mut self, topics: Option<&Topics>) {
-        if let (None, Some(topics)) = (&self.reading, topics)
+        if self.forgotten.as_ref().is_some_and(JoinHandle::is_finished) {
+            self.forgotten = None;
+        }
+        if let (None, None, Some(topics)) = (&self.reading, &self.forgotten, topics)
             && Instant::now() >= self.next_reading
         {
             let existing = topics.ends.keys().map(ToString::to_string).collect();

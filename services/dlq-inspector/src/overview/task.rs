@@ -58,7 +58,10 @@ impl Overviews {
         let surveying = async {
             let mut number = 0;
             loop {
-                self.0.wanted.notified().await;
+                // A caller that came during surveys has left a permit, and may be gone.
+                while self.0.newest.receiver_count() == 0 {
+                    self.0.wanted.notified().await;
+                }
                 self.while_wanted(&mut surveyor, &metrics, &mut number).await;
                 self.0.newest.send_replace(None);
                 surveyor.forget();

@@ -7,6 +7,7 @@ use std::time::Duration;
 use redeliver_core::backoff::Jitter;
 use redeliver_core::pipeline::TopicRole;
 use redeliver_core::{HumanDuration, Pipeline, RetryPolicy, Timestamp};
+use redeliver_kafka::TopicId;
 use redeliver_kafka::backlog::Backlog;
 use redeliver_proto::convert::from_timestamp;
 use redeliver_proto::{Message as _, v1};
@@ -54,6 +55,7 @@ fn pipelines(names: &[&str]) -> Pipelines {
 /// Everything is known, and nothing is wrong.
 fn survey(pipelines: &Pipelines, number: u64) -> Survey {
     let end = TopicEnd {
+        id: Some(TopicId::from_bits(1)),
         offsets: 0,
         partitions: 2,
         is_whole: true,
@@ -137,7 +139,8 @@ fn shown(pipelines: &Pipelines, surveys: &[Survey]) -> Overview {
     let mut history = History::default();
     let mut shown = None;
     for survey in surveys {
-        history.note(survey, pipelines.needed.iter());
+        let asked = history.ask(usize::MAX);
+        history.note(survey, pipelines.needed.iter(), &asked);
         shown = Some(Overview::of(pipelines, survey, &history));
         history.add(survey);
     }
@@ -235,9 +238,14 @@ fn unknown_parts_are_not_set() {
 fn rates_are_differences_of_ends() {
     let pipelines = pipelines(&["a"]);
     let end = |offsets, partitions, is_whole| TopicEnd {
+        id: None,
         offsets,
         partitions,
         is_whole,
+    };
+    let with_id = |bits, offsets| TopicEnd {
+        id: Some(TopicId::from_bits(bits)),
+        ..end(offsets, 2, true)
     };
     for (before, now, expected) in [
         (Some(end(100, 2, true)), Some(end(150, 2, true)), Some(10.0)),
@@ -250,6 +258,8 @@ fn rates_are_differences_of_ends() {
         // The topic was created again.
         (Some(end(100, 2, true)), Some(end(50, 2, true)), None),
         (Some(end(100, 2, true)), Some(end(150, 1, true)), None),
+        (Some(with_id(1, 100)), Some(with_id(1, 150)), Some(10.0)),
+        (Some(with_id(1, 100)), Some(with_id(2, 150)), None),
         (None, Some(end(150, 2, true)), None),
         (Some(end(100, 2, true)), None, None),
     ] {
@@ -310,6 +320,22 @@ fn rates_are_of_newest_window() {
     assert!((10..14).contains(&rates.window.as_ref().unwrap().seconds));
 }
 
+#[test]
+fn rates_are_not_of_old_surveys() {
+    let pipelines = pipelines(&["a"]);
+    let window = |uptimes: &[u64]| {
+        let surveys: Vec<Survey> = uptimes.iter().map(|uptime| survey(&pipelines, *uptime)).collect();
+        let view = shown(&pipelines, &surveys).view(&Sees(&["*"]), &ALL);
+        let rates = view.pipelines[0].rates?;
+        rates.window.map(|window| window.seconds)
+    };
+    assert_eq!(window(&[1, 61]), Some(60));
+    assert_eq!(window(&[1, 62]), None);
+    // After a gap, they begin again.
+    assert_eq!(window(&[1, 4, 100]), None);
+    assert_eq!(window(&[1, 4, 100, 103]), Some(3));
+}
+
 fn group(state: GroupState, last: i64) -> TopicGroup {
     TopicGroup {
         id: GroupId::from_number(7),
@@ -358,7 +384,7 @@ fn controls(values: &[(&str, Desired, i64)]) -> Option<Arc<Snapshot>> {
 fn problems_have_next_steps() {
     type Change = fn(&mut Survey);
     type Expected = Option<(ProblemKind, NextStep, Option<bool>)>;
-    let cases: [(Change, Expected); 13] = [
+    let cases: [(Change, Expected); 14] = [
         (
             |survey| topics(survey).ends.retain(|topic, _| &**topic != "a-out"),
             Some((ProblemKind::TopicMissing, NextStep::CreateTopic, None)),
@@ -435,6 +461,21 @@ fn problems_have_next_steps() {
                     backlog(2, Some(&due)),
                 );
                 survey.controls = controls(&[("tier/30s", PAUSED_TIER, NOW)]);
+            },
+            None,
+        ),
+        // It may be paused.
+        (
+            |survey| {
+                let due = [NOW - 61_000];
+                queue(
+                    survey,
+                    "a",
+                    "a-retry-30s",
+                    TopicRole::Tier(TIER),
+                    backlog(2, Some(&due)),
+                );
+                survey.controls = None;
             },
             None,
         ),
@@ -529,6 +570,47 @@ fn missing_topic_needs_two_surveys() {
     assert_eq!(since, Some(at(NOW + 1_000)));
     assert_eq!(found.pipelines[0].missing_topics, ["a-dlq"]);
     assert_eq!(found.pipelines[0].problem_count, 1);
+    // While nothing is known, nothing is missing.
+    let unknown = |number| Survey {
+        topics: None,
+        ..survey(&pipelines, number)
+    };
+    let found = view(&[lacking(1), lacking(2), unknown(3)]);
+    assert!(found.problems.is_empty() && found.pipelines[0].missing_topics.is_empty());
+    let found = view(&[lacking(1), lacking(2), unknown(3), lacking(4)]);
+    let since = found.problems[0].since.as_ref().and_then(from_timestamp);
+    assert_eq!(since, Some(at(NOW + 1_000)));
+}
+
+#[test]
+fn refused_topics_are_not_missing() {
+    let pipelines = pipelines(&["a", "b"]);
+    let hidden = ["a", "a-dlq", "a-out", "b", "b-dlq"];
+    let mut history = History::default();
+    let mut asked_ones: BTreeSet<Arc<str>> = BTreeSet::new();
+    for number in 1..=20 {
+        let mut survey = survey(&pipelines, number);
+        // Kafka is asked of a few in each survey.
+        let asked = history.ask(2);
+        assert!(asked.len() <= 2);
+        let topics = topics(&mut survey);
+        for topic in hidden {
+            topics.ends.remove(topic);
+            // The last one does not exist.
+            if asked.contains(topic) && topic != "b-dlq" {
+                topics.refused.insert(topic.into());
+            }
+        }
+        history.note(&survey, pipelines.needed.iter(), &asked);
+        asked_ones.extend(asked);
+        for topic in &hidden[..4] {
+            assert_eq!(history.missing_since(&survey, topic), None, "{topic} {number}");
+        }
+        let is_missing = history.missing_since(&survey, "b-dlq").is_some();
+        assert_eq!(is_missing, asked_ones.contains("b-dlq"));
+    }
+    // Each of them was asked in its turn.
+    assert!(hidden.iter().all(|topic| asked_ones.contains(*topic)));
 }
 
 #[test]
@@ -546,6 +628,72 @@ fn growing_waits_are_noticed() {
         let place = &view.pipelines[0].waiting[1];
         assert_eq!((place.overdue, place.overdue_exact), (Some(1), true));
         assert_eq!(view.pipelines[0].next_due, place.next_due);
+    }
+}
+
+#[test]
+fn incomparable_waits_do_not_grow() {
+    let pipelines = pipelines(&["a"]);
+    let of = |number, records, is_exact, unreachable: &[i32]| {
+        let mut survey = survey(&pipelines, number);
+        let mut waiting = backlog(records, Some(&[NOW - 100_000]));
+        waiting.backlog.is_exact = is_exact;
+        waiting.unreachable = unreachable.to_vec();
+        queue(&mut survey, "a", "a-retry-30s", TopicRole::Tier(TIER), waiting);
+        survey
+    };
+    let growing = |surveys: [Survey; 2]| {
+        let view = shown(&pipelines, &surveys).view(&Sees(&["*"]), &ALL);
+        view.problems[0].growing
+    };
+    assert_eq!(growing([of(1, 5, false, &[]), of(6, 6, false, &[])]), Some(true));
+    assert_eq!(growing([of(1, 5, true, &[]), of(6, 6, false, &[])]), None);
+    assert_eq!(growing([of(1, 5, true, &[1]), of(6, 6, true, &[])]), None);
+    assert_eq!(growing([of(1, 5, true, &[]), of(6, 4, true, &[1])]), None);
+    // There is no newer reading.
+    let before = of(1, 5, true, &[]);
+    let same = Survey {
+        waiting: before.waiting.clone(),
+        ..survey(&pipelines, 6)
+    };
+    assert_eq!(growing([before, same]), None);
+}
+
+#[test]
+fn waits_are_as_of_their_reading() {
+    let pipelines = pipelines(&["a"]);
+    // Two are due, but not for long. The others were not due yet, and may have been released since.
+    let due = [NOW - 59_000, NOW, NOW + 1_000, NOW + 30_000];
+    let of = |number, due: &[i64], unreachable: &[i32]| {
+        let mut survey = Survey {
+            at: at(NOW + 600_000),
+            ..survey(&pipelines, number)
+        };
+        let mut waiting = backlog(4, Some(due));
+        waiting.unreachable = unreachable.to_vec();
+        queue(&mut survey, "a", "a-retry-30s", TopicRole::Tier(TIER), waiting);
+        survey
+    };
+    let view = |survey: Survey| shown(&pipelines, &[survey]).view(&Sees(&["*"]), &ALL);
+    let seen = view(of(1, &due, &[]));
+    let place = &seen.pipelines[0].waiting[1];
+    assert_eq!((place.overdue, place.overdue_exact), (Some(2), true));
+    assert!(seen.problems.is_empty(), "{:?}", seen.problems);
+    let late = view(of(1, &[NOW - 60_000, NOW + 1_000], &[]));
+    assert_eq!(
+        (late.problems[0].kind(), late.problems[0].count),
+        (ProblemKind::Overdue, Some(1))
+    );
+    // An unreachable partition may have an earlier one, unless one is due already.
+    for (due, unreachable, expected) in [
+        (NOW + 1_000, &[][..], Some(NOW + 1_000)),
+        (NOW + 1_000, &[1][..], None),
+        (NOW, &[1][..], Some(NOW)),
+    ] {
+        let row = view(of(1, &[due], unreachable)).pipelines.remove(0);
+        for next in [row.next_due, row.waiting[1].next_due] {
+            assert_eq!(next.as_ref().and_then(from_timestamp), expected.map(at));
+        }
     }
 }
 
@@ -727,4 +875,49 @@ fn digest_ignores_the_time() {
     let mut other = survey(&pipelines, 2);
     queue(&mut other, "a", "a", TopicRole::Source, backlog(1, None));
     assert_ne!(digest(&view(other)), one);
+}
+
+#[test]
+fn digest_ignores_the_window_of_rates() {
+    let pipelines = pipelines(&["a"]);
+    let of = |millis: u64, offsets| {
+        let mut survey = Survey {
+            uptime: Duration::from_millis(millis),
+            ..survey(&pipelines, millis)
+        };
+        topics(&mut survey).ends.get_mut("a").unwrap().offsets = offsets;
+        survey
+    };
+    let view = |surveys: &[Survey]| shown(&pipelines, surveys).view(&Sees(&["*"]), &ALL);
+    let one = view(&[of(1_000, 0), of(2_013, 101_310)]);
+    let later = view(&[of(1_000, 0), of(2_013, 101_310), of(3_027, 202_650)]);
+    let rates = [&one, &later].map(|view| view.pipelines[0].rates.unwrap());
+    assert_eq!(rates.map(|rates| rates.received), [Some(100_000.0); 2]);
+    assert_ne!(rates[0].window, rates[1].window);
+    assert_eq!(digest(&one), digest(&later));
+    let other = view(&[of(1_000, 0), of(2_013, 101_310), of(3_027, 204_800)]);
+    assert_ne!(digest(&one), digest(&other));
+}
+
+#[test]
+fn what_is_incomplete_is_always_shown() {
+    let pipelines = pipelines(&["a", "b"]);
+    let mut survey = Survey {
+        incomplete: [(v1::OverviewPart::Topics, "no answer")].into(),
+        controls: controls(&[("pipeline/b", PAUSED_PIPELINE, 0)]),
+        ..survey(&pipelines, 1)
+    };
+    let missing = (("b-dlq".into(), None), crate::completeness::Reason::NoLeader);
+    letters(&mut survey).completeness.missing.extend([missing]);
+    let shown = shown(&pipelines, &[survey]);
+    for (pipeline, prefix) in [("a", ""), ("", "a")] {
+        let selection = Selection {
+            pipeline: pipeline.to_owned(),
+            prefix: prefix.to_owned(),
+            ..ALL
+        };
+        let view = shown.view(&Sees(&["*"]), &selection);
+        let kinds: Vec<ProblemKind> = view.problems.iter().map(v1::Problem::kind).collect();
+        assert_eq!(kinds, [ProblemKind::Incomplete; 2]);
+    }
 }

@@ -59,9 +59,11 @@ impl Selection {
         (self.pipeline.is_empty() || *self.pipeline == *pipeline) && pipeline.starts_with(&self.prefix)
     }
 
-    /// Whether a problem is of one of the pipelines. Those of none are shown with all pipelines.
+    /// Whether a problem is of one of the pipelines. Those of none are shown with all pipelines, and what is incomplete with each of them: the
+    /// problems of a pipeline may be among what is unknown.
     fn has_problem(&self, problem: &v1::Problem) -> bool {
         match &*problem.pipeline {
+            _ if problem.kind() == v1::ProblemKind::Incomplete => true,
             "" => self.pipeline.is_empty() && self.prefix.is_empty(),
             pipeline => self.has(pipeline),
         }
@@ -292,7 +294,7 @@ fn number(count: usize) -> u32 {
 
 /// What lasts of an overview: two with the same digest differ only in what changes with each survey.
 pub(crate) fn digest(overview: &v1::Overview) -> u64 {
-    let lasting = v1::Overview {
+    let mut lasting = v1::Overview {
         survey: 0,
         as_of: None,
         waiting_as_of: None,
@@ -305,6 +307,10 @@ pub(crate) fn digest(overview: &v1::Overview) -> u64 {
             }),
         ..overview.clone()
     };
+    let rates = lasting.pipelines.iter_mut();
+    for rates in rates.filter_map(|row| row.rates.as_mut()) {
+        rates.window = None;
+    }
     let mut hasher = DefaultHasher::new();
     lasting.encode_to_vec().hash(&mut hasher);
     hasher.finish()

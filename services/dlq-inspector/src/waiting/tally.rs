@@ -87,14 +87,16 @@ pub(crate) struct Tally {
 #[derive(Debug)]
 pub(crate) struct Found {
     pub(crate) counts: BTreeMap<(usize, Place), Counts>,
+    minutes: usize,
     pub(crate) rows: Vec<Row>,
     /// Long waits are missing.
     pub(crate) is_truncated: bool,
 }
 
 impl Found {
+    /// All counts together. A forecast of nothing has zeros.
     pub(crate) fn total(&self) -> Counts {
-        let mut total = Counts::default();
+        let mut total = Counts::forecasting(self.minutes);
         for counts in self.counts.values() {
             total.merge(counts);
         }
@@ -166,6 +168,7 @@ impl Tally {
         }
         Found {
             counts: self.counts,
+            minutes: self.minutes,
             rows: self.page.into_rows(),
             is_truncated: self.is_truncated,
         }
@@ -326,6 +329,15 @@ mod tests {
         let found = tally.finish();
         assert_eq!((offsets(&found), found.is_truncated), (vec![4], true));
         assert_eq!(found.counts[&(0, Place::Scheduler)].records, 1);
+    }
+
+    #[test]
+    fn forecast_of_nothing_has_zeros() {
+        let found = Tally::new(Filter::default(), Detail::Forecast(3), NOW).finish();
+        assert_eq!((found.total().per_minute, found.total().later), (vec![0; 3], 0));
+        // It is not wanted.
+        let found = Tally::new(Filter::default(), Detail::Rows(10), NOW).finish();
+        assert!(found.total().per_minute.is_empty());
     }
 
     #[test]

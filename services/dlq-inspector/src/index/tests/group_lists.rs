@@ -605,3 +605,40 @@ fn groups_in_need_count_by_topic() {
         ["old b-dlq open 20000 20000 1"]
     );
 }
+
+#[test]
+fn noisy_topic_hides_no_groups() {
+    let mut fixture = Fixture::new();
+    let dead = |topic: &str, time: i64, offset: i64, code: &str| {
+        at(
+            time,
+            topic,
+            0,
+            offset,
+            &[("error-code", code), ("error-class", "permanent")],
+        )
+    };
+    fixture.put(vec![
+        dead("quiet-dlq", 10_000, 1, "quiet"),
+        // The clock of who wrote it was ahead.
+        dead("quiet-dlq", 90_000, 2, "future"),
+    ]);
+    // One is in the future, and takes no place.
+    let times = (0..150).map(|number| if number == 149 { 90_000 } else { 20_000 + number });
+    let noisy = (0..)
+        .zip(times)
+        .map(|(number, time)| dead("noisy-dlq", time, number, &format!("n-{number}")));
+    fixture.put(noisy.collect());
+    let (since, now) = (Timestamp::from_millis(10_000), Timestamp::from_millis(30_000));
+    let states = GroupStates::default();
+    let found = fixture.read(|connection| crate::index::groups_in_need(connection, &states, since, now));
+    let codes = |topic: &str| {
+        let of_topic = found.iter().filter(|group| group.topic == topic);
+        let codes = of_topic.map(|group| group.error_code.clone());
+        codes.collect::<HashSet<String>>()
+    };
+    assert_eq!(codes("quiet-dlq"), HashSet::from(["quiet".to_owned()]));
+    // The newest ones.
+    let newest = (49..149).map(|number| format!("n-{number}"));
+    assert_eq!(codes("noisy-dlq"), newest.collect());
+}
