@@ -1,13 +1,12 @@
 //! The order in which records get their attempts.
 //!
-//! Retries go first: they have already waited until their due time, and a backlog of new records must not delay them
-//! further. But a backlog of retries, for example after an outage, must not stop new records either. So after three
-//! retries in a row, one new record goes first.
+//! New records go first: most of them succeed, and those that fail again and again must not slow them down. But a backlog of new records must not stop
+//! retries, which have already waited until their due time. So after three new records in a row, one retry goes first.
 
 use std::collections::VecDeque;
 
-/// While both wait, one of this many attempts is that of a new record.
-const NEW_RECORD_EVERY: usize = 4;
+/// While both wait, one of this many attempts is a retry.
+const RETRY_EVERY: usize = 4;
 
 /// Records that wait for an attempt: retries, new records, and those whose attempt was forgotten.
 pub(crate) struct AttemptQueue<T> {
@@ -15,7 +14,7 @@ pub(crate) struct AttemptQueue<T> {
     new: VecDeque<T>,
     /// The one whose attempt is the longest ago is first.
     forgotten: VecDeque<T>,
-    retries_in_a_row: usize,
+    new_in_a_row: usize,
 }
 
 impl<T> Default for AttemptQueue<T> {
@@ -24,7 +23,7 @@ impl<T> Default for AttemptQueue<T> {
             retries: VecDeque::new(),
             new: VecDeque::new(),
             forgotten: VecDeque::new(),
-            retries_in_a_row: 0,
+            new_in_a_row: 0,
         }
     }
 }
@@ -81,13 +80,13 @@ impl<T> AttemptQueue<T> {
         if forgotten_first && let Some(record) = self.forgotten.pop_front() {
             return Some(record);
         }
-        let is_turn_of_new = self.retries_in_a_row + 1 >= NEW_RECORD_EVERY && !self.new.is_empty();
-        if !is_turn_of_new && let Some(retry) = self.retries.pop_front() {
-            self.retries_in_a_row += 1;
-            return Some(retry);
+        let is_turn_of_retry = self.new_in_a_row + 1 >= RETRY_EVERY && !self.retries.is_empty();
+        if !is_turn_of_retry && let Some(record) = self.new.pop_front() {
+            self.new_in_a_row += 1;
+            return Some(record);
         }
-        self.retries_in_a_row = 0;
-        let next = self.new.pop_front();
+        self.new_in_a_row = 0;
+        let next = self.retries.pop_front();
         next.or_else(|| self.forgotten.pop_front())
     }
 
@@ -116,31 +115,31 @@ mod tests {
     }
 
     #[test]
-    fn every_fourth_attempt_is_new() {
-        let mut queue = queue(7, 3);
+    fn every_fourth_attempt_is_retry() {
+        let mut queue = queue(3, 7);
         let order: Vec<_> = std::iter::from_fn(|| queue.pop(false)).collect();
         let expected = [
-            ("retry", 0),
-            ("retry", 1),
-            ("retry", 2),
             ("new", 0),
-            ("retry", 3),
-            ("retry", 4),
-            ("retry", 5),
             ("new", 1),
-            ("retry", 6),
             ("new", 2),
+            ("retry", 0),
+            ("new", 3),
+            ("new", 4),
+            ("new", 5),
+            ("retry", 1),
+            ("new", 6),
+            ("retry", 2),
         ];
         assert_eq!(order, expected);
     }
 
     #[test]
-    fn late_new_record_is_next() {
-        let mut queue = queue(100, 0);
-        (0..50).for_each(|number| assert_eq!(queue.pop(false), Some(("retry", number))));
-        queue.push(("new", 0), false);
-        assert_eq!(queue.pop(false), Some(("new", 0)));
-        assert_eq!(queue.pop(false), Some(("retry", 50)));
+    fn late_retry_is_next() {
+        let mut queue = queue(0, 100);
+        (0..50).for_each(|number| assert_eq!(queue.pop(false), Some(("new", number))));
+        queue.push(("retry", 0), true);
+        assert_eq!(queue.pop(false), Some(("retry", 0)));
+        assert_eq!(queue.pop(false), Some(("new", 50)));
     }
 
     #[test]
@@ -169,6 +168,6 @@ mod tests {
         let removed = queue.remove(|(_, number)| *number == 1);
         assert_eq!(removed, [("retry", 1), ("new", 1)]);
         let order: Vec<_> = std::iter::from_fn(|| queue.pop(false)).collect();
-        assert_eq!(order, [("retry", 0), ("retry", 2), ("new", 0), ("new", 2)]);
+        assert_eq!(order, [("new", 0), ("new", 2), ("retry", 0), ("retry", 2)]);
     }
 }
