@@ -92,7 +92,7 @@ fn parts_follow_while_there_is_progress() {
     // More than the reader visits between two looks at the clock.
     let count = 5_500;
     write(&settings, &topic, count);
-    let timeout = Duration::from_secs(2);
+    let timeout = Duration::from_secs(5);
     let read = |is_stopped| {
         let mut reader = TopicReader::of_partition(&settings, &topic, 0, None).unwrap();
         let mut visited = 0;
