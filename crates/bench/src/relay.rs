@@ -14,6 +14,8 @@ use redeliver_core::{
     Clock, Failure, HumanDuration, Jitter, Outcome, Output, Pipeline, Position, Record, RetryPolicy,
     SystemClock, Timestamp,
 };
+use redeliver_retry_tier::RetryTierConfig;
+use redeliver_service::Host;
 use redeliver_worker::{Attempt, BreakerSettings, Grouping, WorkerSpec};
 use tokio_util::sync::CancellationToken;
 
@@ -52,6 +54,10 @@ pipelines:
         pipeline.name,
         pipeline.output.as_deref().unwrap_or_default(),
     )
+}
+
+async fn mount_relay(host: &mut Host) -> anyhow::Result<()> {
+    redeliver_retry_tier::mount(host, &RetryTierConfig::default()).await
 }
 
 /// As [`waiting`], with the due time and the partition that a worker chooses.
@@ -197,7 +203,7 @@ async fn throughput(
         let watch = broker.watch(&pipeline.due_topic(), PARTITIONS)?;
         let config = config(broker, &format!("relay-{round}"), &pipeline, tier);
         let cpu = cpu_time();
-        let service = Service::start(&config, redeliver_retry_tier::mount).await?;
+        let service = Service::start(&config, mount_relay).await?;
         relays.push(rate(count, watch.time_until(total, TIMEOUT)?));
         service.stop().await?;
         broker.delete_of(&pipeline).await?;
@@ -282,7 +288,7 @@ async fn path(broker: &Broker, count: usize, round: usize) -> anyhow::Result<f64
     let service = Service::start(
         &config(broker, &format!("path-{round}"), &pipeline, tier),
         async |host| {
-            redeliver_retry_tier::mount(host).await?;
+            mount_relay(host).await?;
             Ok(redeliver_worker::spawn(host, &spec, fails_once.clone()).await?)
         },
     )
@@ -341,7 +347,7 @@ async fn lateness(
     waiting: impl Fn(usize) -> anyhow::Result<Output>,
 ) -> anyhow::Result<Distribution> {
     broker.create_for(pipeline, PARTITIONS).await?;
-    let service = Service::start(&config(broker, name, pipeline, tier), redeliver_retry_tier::mount).await?;
+    let service = Service::start(&config(broker, name, pipeline, tier), mount_relay).await?;
     let done = Arc::new(AtomicBool::new(false));
     let reader = std::thread::spawn({
         let (broker, topic, done) = (broker.clone(), pipeline.due_topic(), done.clone());

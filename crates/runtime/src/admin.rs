@@ -48,8 +48,10 @@ pub struct Admin {
     pub health: Health,
     /// The metrics of the process.
     pub registry: Arc<Mutex<Registry>>,
-    /// The configuration, which is shown without secrets.
+    /// The sections of the configuration that programs share.
     pub config: Arc<Config>,
+    /// The effective configuration of the program as JSON, without secrets.
+    pub effective: Arc<str>,
     /// Cancelled when the process starts to shut down. From then on, it is not ready.
     pub shutdown: CancellationToken,
 }
@@ -176,5 +178,6 @@ async fn scrape(State(admin): State<Admin>) -> Response {
 }
 
 async fn config(State(admin): State<Admin>) -> Response {
-    Json(admin.config.to_json()).into_response()
+    let json = [(header::CONTENT_TYPE, "application/json")];
+    (json, admin.effective.to_string()).into_response()
 }

@@ -10,7 +10,7 @@ use redeliver_core::HumanDuration;
 use redeliver_core::terminal::multiline;
 use tokio_util::sync::CancellationToken;
 
-use crate::config::{Config, ConfigError, LogFormat, Sources};
+use crate::config::{Config, ConfigError, LogFormat, NoSections, OwnSections, ProgramConfig, Sources};
 use crate::error_chain::{causes, error_chain};
 use crate::listen::Listener;
 use crate::metrics::{SharedRegistry, build_info, empty_registry};
@@ -75,7 +75,7 @@ impl ServiceArgs {
     #[must_use]
     pub fn run_command(&self) -> Option<ExitCode> {
         let ServiceCommand::Health = self.command?;
-        let config = match self.common.load() {
+        let config = match self.common.load::<NoSections>() {
             Ok(config) => config,
             Err(error) => {
                 let _ = report(&error);
@@ -97,50 +97,43 @@ impl CommonArgs {
     /// Loads the effective configuration.
     ///
     /// # Errors
-    /// See [`Config::load`].
-    pub fn load(&self) -> Result<Config, ConfigError> {
-        self.load_with(Vec::new())
+    /// See [`ProgramConfig::load`].
+    pub fn load<S: OwnSections>(&self) -> Result<ProgramConfig<S>, ConfigError> {
+        ProgramConfig::load(&Sources::of_process(self.config.clone(), self.set.clone()))
     }
 
-    /// Handles `--print-config` and `--check`. Returns the exit code if the process must exit, even if
-    /// `check` fails. `None`: continue with this configuration.
-    #[must_use]
-    pub fn handle_config_flags(
+    /// Loads the effective configuration, and handles `--print-config` and `--check`. An invalid configuration can be printed if only
+    /// `check` fails.
+    ///
+    /// # Errors
+    /// The exit code if the process must exit. Problems have been reported.
+    pub fn configure<S: OwnSections>(
         &self,
-        config: &Config,
-        check: impl FnOnce(&Config) -> Result<(), ConfigError>,
-    ) -> Option<ExitCode> {
+        check: impl FnOnce(&ProgramConfig<S>) -> Result<(), ConfigError>,
+    ) -> Result<ProgramConfig<S>, ExitCode> {
+        let config = self.load().map_err(|error| report(&error))?;
         let text = if self.print_config {
             config.to_yaml()
-        } else if let Err(error) = check(config) {
-            return Some(report(&error));
+        } else if let Err(error) = check(&config) {
+            return Err(report(&error));
         } else if self.check {
             "the configuration is valid\n".to_owned()
         } else {
-            return None;
+            return Ok(config);
         };
         // A closed pipe, such as that of `head`, is not an error.
         let _ = std::io::stdout().write_all(text.as_bytes());
-        Some(ExitCode::SUCCESS)
-    }
-
-    /// Loads the effective configuration with `overrides`: dotted keys and values from service-specific flags such as
-    /// `--tier 30s`. They override `--set`.
-    ///
-    /// # Errors
-    /// See [`Config::load`].
-    pub fn load_with(&self, overrides: Vec<(String, String)>) -> Result<Config, ConfigError> {
-        let mut flags = self.set.clone();
-        flags.extend(overrides);
-        Config::load(&Sources::of_process(self.config.clone(), flags))
+        Err(ExitCode::SUCCESS)
     }
 }
 
 /// What a service needs to run.
 #[derive(Debug)]
 pub struct Start {
-    /// The validated configuration.
+    /// The validated configuration, without the sections of the program itself.
     pub config: Arc<Config>,
+    /// The effective configuration as JSON, without secrets.
+    pub effective: Arc<str>,
     /// Cancelled by the first signal.
     pub shutdown: CancellationToken,
     /// The listener of the admin port, which nothing serves yet.
@@ -153,10 +146,15 @@ pub struct Start {
 }
 
 impl Start {
-    /// What a service needs to run, with no metrics yet.
+    /// What a service needs to run, with no metrics yet, for a program without sections of its own.
     #[must_use]
     pub fn new(config: Arc<Config>, shutdown: CancellationToken, admin: Listener) -> Self {
+        let shown = ProgramConfig {
+            shared: (*config).clone(),
+            own: NoSections {},
+        };
         Self {
+            effective: shown.to_json().into(),
             config,
             shutdown,
             admin,
@@ -168,35 +166,36 @@ impl Start {
 
 /// Runs a service and returns its exit code.
 ///
-/// `overrides` are dotted keys and values from service-specific flags such as `--tier 30s`. They override `--set`.
+/// `S` has the sections that only this service reads. `overrides` are dotted keys and values from service-specific flags such as
+/// `--tier 30s`. They override `--set`.
 /// `check` validates what only the service can check, such as files. It also runs for `--check`, after the certificates of
 /// the admin port have been checked.
 ///
 /// Errors are reported once, with their causes: on stderr, or in the log if its format is JSON. The exit code
 /// is 0 on success, [`EXIT_USAGE`] if the configuration is invalid (even if `run` returns a [`ConfigError`]),
 /// and [`EXIT_FAILURE`] otherwise.
-pub fn main_with<F, E>(
+pub fn main_with<S, F, E>(
     service: &str,
     args: &CommonArgs,
     overrides: Vec<(String, String)>,
-    check: impl FnOnce(&Config) -> Result<(), ConfigError>,
-    run: impl FnOnce(Start) -> F,
+    check: impl FnOnce(&ProgramConfig<S>) -> Result<(), ConfigError>,
+    run: impl FnOnce(Start, S) -> F,
 ) -> ExitCode
 where
+    S: OwnSections,
     F: Future<Output = Result<(), E>>,
     E: Into<anyhow::Error>,
 {
-    let config = match args.load_with(overrides) {
-        Ok(config) => config,
-        Err(error) => return report(&error),
-    };
-    let check = |config: &Config| {
+    let mut args = args.clone();
+    args.set.extend(overrides);
+    let configured = args.configure(|config: &ProgramConfig<S>| {
         ServerTls::of_admin(&config.admin.tls)?;
         check(config)
+    });
+    let config = match configured {
+        Ok(config) => config,
+        Err(code) => return code,
     };
-    if let Some(code) = args.handle_config_flags(&config, check) {
-        return code;
-    }
     let runtime = match tokio::runtime::Builder::new_multi_thread().enable_all().build() {
         Ok(runtime) => runtime,
         Err(error) => return report(&error),
@@ -208,12 +207,13 @@ where
 }
 
 /// Returns an error only if the log is not set up yet. Other errors are reported here.
-async fn with_telemetry<F, E>(
+async fn with_telemetry<S, F, E>(
     service: &str,
-    config: Config,
-    run: impl FnOnce(Start) -> F,
+    config: ProgramConfig<S>,
+    run: impl FnOnce(Start, S) -> F,
 ) -> anyhow::Result<ExitCode>
 where
+    S: OwnSections,
     F: Future<Output = Result<(), E>>,
     E: Into<anyhow::Error>,
 {
@@ -244,13 +244,14 @@ where
     })
 }
 
-async fn start<F, E>(
+async fn start<S, F, E>(
     service: &str,
-    config: Config,
+    config: ProgramConfig<S>,
     shutdown: CancellationToken,
-    run: impl FnOnce(Start) -> F,
+    run: impl FnOnce(Start, S) -> F,
 ) -> anyhow::Result<()>
 where
+    S: OwnSections,
     F: Future<Output = Result<(), E>>,
     E: Into<anyhow::Error>,
 {
@@ -267,8 +268,11 @@ where
         admin = %admin.local_addr()?,
         "started"
     );
-    let start = Start::new(Arc::new(config), shutdown, admin);
-    run(start).await.map_err(Into::into)
+    let start = Start {
+        effective: config.to_json().into(),
+        ..Start::new(Arc::new(config.shared), shutdown, admin)
+    };
+    run(start, config.own).await.map_err(Into::into)
 }
 
 /// Prints an error with its causes to stderr and returns its exit code.

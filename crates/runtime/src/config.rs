@@ -1,6 +1,7 @@
 //! The configuration: one YAML file for all services, overridden by environment variables and flags.
 //!
-//! Processes call [`Config::load`]. It fills in defaults, checks ranges, and rejects contradictions. It reports problems
+//! [`Config`] has the sections that programs share. A section that only one program reads is in the crate of that program, and belongs to its
+//! [`OwnSections`]. Processes call [`ProgramConfig::load`]. It fills in defaults, checks ranges, and rejects contradictions. It reports problems
 //! together, each with its field, what is valid, and where the value comes from. Ranges and contradictions are checked
 //! only if all keys and types are valid. figment and `serde_path_to_error` report only the first problem, show secrets, and change
 //! values (`00123` becomes `123`), so the reader is our own.
@@ -20,7 +21,7 @@ mod breaker;
 mod connections;
 mod control;
 mod deserialize;
-mod display_from_str;
+pub mod display_from_str;
 mod error;
 mod grouping;
 mod http;
@@ -29,20 +30,17 @@ mod kafka;
 mod limits;
 mod load;
 mod login;
-mod masking;
 mod output;
 mod overrides;
 mod pipeline;
 mod process;
+mod program;
 mod rate_limit;
-mod redrive;
 mod retry;
 mod scheduler;
 mod schema;
-mod schema_registry;
 mod scope;
 mod secret;
-mod services;
 mod tls;
 mod tokens;
 mod topology;
@@ -56,36 +54,35 @@ pub use batch::{BatchConfig, BatchValues};
 pub use breaker::{BreakerConfig, FailureRateConfig};
 pub use connections::{ConnectionsConfig, HttpVersion};
 pub use control::{CONTROL_TOPIC, ControlConfig};
-pub use error::{ConfigError, InvalidField};
+pub use error::{ConfigError, Findings, InvalidField, suggestion};
 pub use grouping::{LimitByConfig, OrderingConfig};
 pub use http::{HttpConfig, Meaning, ResponseMode, Status, TlsConfig};
-pub use http_request::{ProxyChoice, endpoint_url, header_name, header_value, is_loopback, request_method};
+pub use http_request::{
+    ProxyChoice, endpoint_url, header_name, header_value, is_loopback, issuer_url, request_method,
+};
 pub use kafka::{KafkaConfig, TopicsConfig, check_id_prefix};
 pub use limits::ApiLimitsConfig;
 pub use load::{Sources, is_instance_char};
 pub use login::{ClientAuth, LoginConfig, MskIamConfig, OidcConfig};
-pub use masking::{Expression, FieldPath, MaskingRule, Step};
-pub use output::{ChosenBy, ChosenOutput, OutputConfig};
+pub use output::{ChosenBy, ChosenOutput, OutputConfig, is_pointer, pointer_problem};
 pub use pipeline::{AnchorConfig, LongWaitsConfig, PipelineConfig, ReturnTarget};
 pub use process::{AdminConfig, ClockConfig, LogFormat, OtlpConfig, ShutdownConfig, TelemetryConfig};
+pub use program::{NoSections, OwnSections, ProgramConfig};
 pub use rate_limit::RateLimitConfig;
-pub use redrive::RedriveConfig;
 pub use retry::{JitterConfig, RetryConfig};
 pub use scheduler::{AppConfig, JobTopicsConfig, SchedulerConfig};
 pub use schema::SchemaConfig;
-pub use schema_registry::SchemaRegistryConfig;
 pub use scope::{Area, MAX_SCOPES, Scope, Verb};
 pub use secret::{REDACTED, RequestHeaders, Secret, SecretSetting, Settings, Url, redact_url};
-pub use services::{DlqInspectorConfig, RedisConfig, RetryTierConfig, ServedPipelines};
 pub use tls::ServerTlsConfig;
 pub use tokens::{MAX_CALLER_NAME, Sha256, TokenConfig, TokensFile, caller_name};
 
 /// The default configuration, which documents every key in comments.
 pub const DEFAULT_FILE: &str = include_str!("../config/default.yaml");
 
-/// The configuration of all services. `Debug` and serde show no secrets.
+/// The sections that programs share. `Debug` and serde show no secrets.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(default, deny_unknown_fields)]
+#[serde(default)]
 pub struct Config {
     /// The stable name of this process, unique among processes of the same service. Default: the host's name.
     #[serde(deserialize_with = "instance_or_host_name")]
@@ -96,22 +93,12 @@ pub struct Config {
     pub pipelines: BTreeMap<String, PipelineConfig>,
     /// Retired pipelines by name: they accept no new records and finish the waiting ones.
     pub retired: BTreeMap<String, PipelineConfig>,
-    /// Pipelines that the enricher of this process serves.
-    pub enricher: ServedPipelines,
-    /// Pipelines that a worker with a custom handler serves in this process.
-    pub worker: ServedPipelines,
-    /// The retry tier.
-    pub retry_tier: RetryTierConfig,
-    /// The scheduler's index.
-    pub redis: RedisConfig,
     /// What operators change at run time.
     pub control: ControlConfig,
     /// Where it is recorded who has changed or seen what.
     pub audit: AuditConfig,
     /// The scheduler.
     pub scheduler: SchedulerConfig,
-    /// The inspector.
-    pub dlq_inspector: DlqInspectorConfig,
     /// Steps of the wall clock.
     pub clock: ClockConfig,
     /// The admin port.
@@ -132,14 +119,9 @@ impl Default for Config {
             kafka: KafkaConfig::default(),
             pipelines: BTreeMap::new(),
             retired: BTreeMap::new(),
-            enricher: ServedPipelines::default(),
-            worker: ServedPipelines::default(),
-            retry_tier: RetryTierConfig::default(),
-            redis: RedisConfig::default(),
             control: ControlConfig::default(),
             audit: AuditConfig::default(),
             scheduler: SchedulerConfig::default(),
-            dlq_inspector: DlqInspectorConfig::default(),
             clock: ClockConfig::default(),
             admin: AdminConfig::default(),
             telemetry: TelemetryConfig::default(),
@@ -168,43 +150,6 @@ impl Config {
         self.pipelines.get(name).or_else(|| self.retired.get(name))
     }
 
-    /// The pipelines that the enricher of this process serves, with their names.
-    #[must_use]
-    pub fn enricher_pipelines(&self) -> Vec<(&str, &PipelineConfig)> {
-        self.served(&self.enricher, |pipeline| pipeline.http.is_some())
-    }
-
-    /// The pipelines that a worker with a custom handler serves, with their names. Default: those without an endpoint,
-    /// because the enricher serves the others.
-    #[must_use]
-    pub fn worker_pipelines(&self) -> Vec<(&str, &PipelineConfig)> {
-        self.served(&self.worker, |pipeline| pipeline.http.is_none())
-    }
-
-    fn served(
-        &self,
-        selection: &ServedPipelines,
-        by_default: impl Fn(&PipelineConfig) -> bool,
-    ) -> Vec<(&str, &PipelineConfig)> {
-        let all = self.all_pipelines();
-        match &selection.pipelines {
-            Some(names) => all
-                .filter(|(name, _)| names.iter().any(|served| served == name))
-                .collect(),
-            None => all.filter(|(_, pipeline)| by_default(pipeline)).collect(),
-        }
-    }
-
-    /// The tiers that the retry tier of this process serves, in ascending order. Leftover tiers are included only if
-    /// `retry_tier.tiers` lists them.
-    #[must_use]
-    pub fn served_tiers(&self) -> Vec<HumanDuration> {
-        let mut tiers = self.retry_tier.tiers.clone().unwrap_or_else(|| self.tiers());
-        tiers.sort_unstable();
-        tiers.dedup();
-        tiers
-    }
-
     /// The tiers of all pipelines, in ascending order.
     #[must_use]
     pub fn tiers(&self) -> Vec<HumanDuration> {
@@ -215,25 +160,6 @@ impl Config {
         tiers.sort_unstable();
         tiers.dedup();
         tiers
-    }
-
-    /// The effective configuration as YAML, without secrets. It can be loaded again.
-    ///
-    /// # Panics
-    /// Never: every configuration can be serialized.
-    #[must_use]
-    pub fn to_yaml(&self) -> String {
-        serde_saphyr::to_string(self).expect("a configuration can be serialized as YAML")
-    }
-
-    /// The effective configuration as JSON, without secrets.
-    ///
-    /// # Panics
-    /// Never: every configuration can be serialized.
-    #[must_use]
-    #[expect(clippy::disallowed_types, reason = "what the configuration itself has made")]
-    pub fn to_json(&self) -> serde_json::Value {
-        serde_json::to_value(self).expect("a configuration can be serialized as JSON")
     }
 }
 

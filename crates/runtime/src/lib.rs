@@ -3,7 +3,7 @@
 //!
 //! | module | contents |
 //! |---|---|
-//! | [`config`] | the configuration of all services |
+//! | [`config`] | the configuration: shared sections, loading, secrets |
 //! | [`cli`] | the common part of every `main` |
 //! | [`tasks`] | supervised tasks and threads |
 //! | [`shutdown`] | signals that shut down the process |
@@ -36,5 +36,5 @@ pub mod tls;
 pub mod trace_context;
 pub mod watched_files;
 
-pub use config::Config;
+pub use config::{Config, ProgramConfig};
 pub use redeliver_core::error_chain;

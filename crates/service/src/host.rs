@@ -62,6 +62,7 @@ pub struct Host {
     clock_reports: ClockReports,
     tls: TlsMetrics,
     pub(crate) stale_credentials: StaleCredentials,
+    effective: Arc<str>,
     /// Taken when the admin port is served.
     admin: Option<Listener>,
     pub(crate) existing_topics: BTreeSet<String>,
@@ -215,6 +216,7 @@ impl Host {
             health: Health::new(),
             kafka,
             config: start.config,
+            effective: start.effective,
             admin: Some(start.admin),
             topics_part: None,
             topic_watch: None,
@@ -409,6 +411,7 @@ impl Host {
             health: self.health.clone(),
             registry: self.registry.clone(),
             config: self.config.clone(),
+            effective: self.effective.clone(),
             shutdown: self.tasks.shutdown().clone(),
         };
         self.tasks

@@ -55,38 +55,39 @@ mod totals;
 use std::process::ExitCode;
 use std::time::Instant;
 
-use redeliver_runtime::Config;
+use redeliver_runtime::ProgramConfig;
 use redeliver_runtime::cli::{self, CommonArgs, Start};
-use redeliver_runtime::config::ConfigError;
+use redeliver_runtime::config::{ConfigError, OwnSections};
 
 pub use host::{Host, LaneStarter, NewLane};
 
 /// Runs a service from its command line to its exit code, as [`cli::main_with`] does. The properties of the Kafka
 /// client are checked before `check` is called. When `run` has ended, also with an error, one line of the log says what the
 /// process has done.
-pub fn main_with<F, E>(
+pub fn main_with<S, F, E>(
     service: &str,
     args: &CommonArgs,
     overrides: Vec<(String, String)>,
-    check: impl FnOnce(&Config) -> Result<(), ConfigError>,
-    run: impl FnOnce(Start) -> F,
+    check: impl FnOnce(&ProgramConfig<S>) -> Result<(), ConfigError>,
+    run: impl FnOnce(Start, S) -> F,
 ) -> ExitCode
 where
+    S: OwnSections,
     F: Future<Output = Result<(), E>>,
     E: Into<anyhow::Error>,
 {
-    let check = |config: &Config| {
+    let check = |config: &ProgramConfig<S>| {
         host::check_kafka(config)?;
         check(config)
     };
     // Before the heap grows.
     let small_pages = huge_pages::disable();
-    let run = |start: Start| {
+    let run = |start: Start, own: S| {
         if let Err(error) = small_pages {
             tracing::debug!(%error, "cannot disable transparent huge pages");
         }
         let (began, registry) = (Instant::now(), start.registry.clone());
-        let running = run(start);
+        let running = run(start, own);
         async move {
             let result = running.await;
             totals::log(service, began.elapsed(), &registry);

@@ -5,10 +5,10 @@ use std::process::ExitCode;
 
 use clap::{Args as _, FromArgMatches as _};
 use redeliver_core::{Outcome, Pipeline};
-use redeliver_runtime::Config;
 use redeliver_runtime::cli::{ServiceArgs, Start, UntilIdleArgs};
 use redeliver_runtime::config::ConfigError;
 use redeliver_runtime::metrics;
+use redeliver_runtime::{Config, ProgramConfig};
 use redeliver_service::{Host, main_with, topics};
 use tower::util::BoxCloneService;
 use tower::{BoxError, ServiceExt as _, service_fn};
@@ -16,6 +16,7 @@ use tower::{BoxError, ServiceExt as _, service_fn};
 use crate::attempt::error_failure;
 use crate::dead_letter::{DeadLetter, OnDead};
 use crate::handler::{Attempt, Handler};
+use crate::served::Sections;
 use crate::worker::{WorkerSpec, spawn};
 
 /// The command line of a worker.
@@ -108,13 +109,17 @@ impl Worker {
         if let Some(code) = args.service.run_command() {
             return code;
         }
-        let check = |config: &Config| self.specs(config).map(drop);
-        main_with(self.name, &args.service.common, Vec::new(), check, |start| {
-            self.run(Start {
-                until_idle: args.one_shot.until_idle,
-                ..start
-            })
-        })
+        let check = |config: &ProgramConfig<Sections>| self.specs(config, &config.own).map(drop);
+        main_with(
+            self.name,
+            &args.service.common,
+            Vec::new(),
+            check,
+            |start, own| {
+                let until_idle = args.one_shot.until_idle;
+                self.run(Start { until_idle, ..start }, own)
+            },
+        )
     }
 
     /// Processes records until `start.shutdown` is cancelled.
@@ -122,9 +127,9 @@ impl Worker {
     /// # Errors
     /// If the configuration has no handler for a pipeline, or no pipeline for a handler, topics are missing or
     /// misconfigured, or a lane fails.
-    pub async fn run(&self, start: Start) -> anyhow::Result<()> {
+    pub async fn run(&self, start: Start, own: Sections) -> anyhow::Result<()> {
         let mut host = Host::new(self.name, start);
-        let specs = self.specs(&host.config)?;
+        let specs = self.specs(&host.config, &own)?;
         let pipelines: Vec<Pipeline> = specs.iter().map(|(spec, _)| (*spec.pipeline).clone()).collect();
         let topics = topics::of_pipelines(&host.config, &pipelines);
         host.ensure_topics_of(&pipelines, &topics).await?;
@@ -138,8 +143,8 @@ impl Worker {
     }
 
     /// The pipelines that this worker serves, with their handlers.
-    fn specs(&self, config: &Config) -> Result<Vec<(WorkerSpec, &AnyHandler)>, ConfigError> {
-        let served = config.worker_pipelines();
+    fn specs(&self, config: &Config, own: &Sections) -> Result<Vec<(WorkerSpec, &AnyHandler)>, ConfigError> {
+        let served = own.worker.of(config, false);
         if served.is_empty() {
             let problem = "none is served: add one without `http`, or list some in worker.pipelines";
             return Err(ConfigError::of_field("pipelines", problem));

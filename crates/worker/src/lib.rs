@@ -28,6 +28,7 @@ mod failure_log;
 mod groups;
 mod rate_limit;
 mod schema;
+mod served;
 mod spans;
 mod worker;
 
@@ -43,6 +44,7 @@ pub use groups::{GroupBy, GroupLimit, Grouping, Ordering};
 pub use handler::{Attempt, Handler};
 pub use rate_limit::RateLimit;
 pub use schema::Schema;
+pub use served::{Sections, ServedPipelines};
 pub use worker::{WorkerSpec, spawn};
 
 #[cfg(test)]

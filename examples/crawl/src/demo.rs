@@ -10,9 +10,11 @@ use redeliver_core::pipeline::TopicRole;
 use redeliver_core::{Pipeline, Record};
 use redeliver_kafka::embedded::EmbeddedBroker;
 use redeliver_kafka::follow::{Follower, Origin};
+use redeliver_retry_tier::RetryTierConfig;
 use redeliver_runtime::cli::{CommonArgs, Start, report};
 use redeliver_scheduler::index::memory::MemoryIndex;
 use redeliver_service::{Host, main_with, topics};
+use redeliver_worker::Sections;
 use tokio_util::sync::CancellationToken;
 
 use crate::crawler::{TURN, field};
@@ -37,7 +39,7 @@ fn prepare() -> anyhow::Result<(EmbeddedBroker, CommonArgs)> {
         config: Some(concat!(env!("CARGO_MANIFEST_DIR"), "/crawl.yaml").into()),
         ..CommonArgs::default()
     };
-    let config = common.load()?;
+    let config = common.load::<Sections>()?;
     let spec = topics::of_all(&config);
     let names = spec.topics.iter().map(|topic| topic.name.to_string());
     let broker = EmbeddedBroker::start(&names.map(|name| (name, 4)).collect::<Vec<_>>())?;
@@ -51,13 +53,13 @@ fn prepare() -> anyhow::Result<(EmbeddedBroker, CommonArgs)> {
     Ok((broker, common))
 }
 
-async fn run(start: Start) -> anyhow::Result<()> {
+async fn run(start: Start, own: Sections) -> anyhow::Result<()> {
     let mut host = Host::new("crawl-demo", start);
     // The embedded broker has no consumer groups.
     host.kafka.is_embedded = true;
-    redeliver_retry_tier::mount(&mut host).await?;
+    redeliver_retry_tier::mount(&mut host, &RetryTierConfig::default()).await?;
     redeliver_scheduler::mount(&mut host, MemoryIndex::new()).await?;
-    let crawl = Crawl::from_config(&host.config)?;
+    let crawl = Crawl::from_config(&host.config, &own)?;
     crawl
         .mount(&mut host, vec!["127.0.0.1".to_owned()], fetch::client()?)
         .await?;

@@ -13,8 +13,10 @@ use std::process::ExitCode;
 
 use clap::error::ErrorKind;
 use clap::{CommandFactory as _, Parser};
+use redeliver_runtime::ProgramConfig;
 use redeliver_runtime::cli::{CommonArgs, Start};
 use redeliver_service::{Host, main_with, topics};
+use redeliver_worker::Sections;
 use reqwest::Url;
 
 use crate::worker::Crawl;
@@ -47,13 +49,15 @@ fn main() -> ExitCode {
         Args::command().error(ErrorKind::ValueValidation, message).exit();
     }
     let common = args.common.clone();
-    let check = |config: &_| Crawl::from_config(config).map(drop);
-    main_with("crawl", &common, Vec::new(), check, |start| run(start, args))
+    let check = |config: &ProgramConfig<Sections>| Crawl::from_config(config, &config.own).map(drop);
+    main_with("crawl", &common, Vec::new(), check, |start, own| {
+        run(start, own, args)
+    })
 }
 
-async fn run(start: Start, args: Args) -> anyhow::Result<()> {
+async fn run(start: Start, own: Sections, args: Args) -> anyhow::Result<()> {
     let mut host = Host::new("crawl", start);
-    let crawl = Crawl::from_config(&host.config)?;
+    let crawl = Crawl::from_config(&host.config, &own)?;
     host.ensure_topics(&topics::of_all(&host.config)).await?;
     crawl.mount(&mut host, args.within, fetch::client()?).await?;
     crawl.schedule(&host, &args.pages).await?;

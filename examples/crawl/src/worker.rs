@@ -8,7 +8,7 @@ use redeliver_core::{Headers, Output};
 use redeliver_kafka::producer::{ProduceError, Producer};
 use redeliver_runtime::config::{Config, ConfigError};
 use redeliver_service::Host;
-use redeliver_worker::{WorkerSpec, spawn};
+use redeliver_worker::{Sections, WorkerSpec, spawn};
 use reqwest::{Client, Url};
 
 use crate::crawler::{Crawler, origin};
@@ -24,8 +24,8 @@ pub(crate) struct Crawl {
 
 impl Crawl {
     /// Finds the one pipeline without `http`, and the application whose topic is its source.
-    pub(crate) fn from_config(config: &Config) -> Result<Self, ConfigError> {
-        let [(name, settings)] = config.worker_pipelines()[..] else {
+    pub(crate) fn from_config(config: &Config, own: &Sections) -> Result<Self, ConfigError> {
+        let [(name, settings)] = own.worker.of(config, false)[..] else {
             let problem = "must have one pipeline without `http`; if there are more, set worker.pipelines";
             return Err(ConfigError::of_field("pipelines", problem));
         };

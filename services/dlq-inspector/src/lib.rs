@@ -15,6 +15,7 @@
 //! | [`ledger`] | the ledger topic |
 //! | [`redrive`] | redrives, discards and restores, as jobs |
 //! | [`group_states`] | states and notes of groups, and the topic that holds them |
+//! | `config` | the section of the configuration |
 //! | `access` | what each call requires, and what its caller sees |
 //! | `masking` | what callers see of values, keys, headers and messages |
 //! | `decoding` | values that were written with a schema, as JSON |
@@ -44,6 +45,7 @@ mod access;
 mod api;
 mod audit;
 mod completeness;
+mod config;
 mod decoding;
 mod decoding_pool;
 mod gauges;
@@ -64,11 +66,11 @@ use anyhow::Context as _;
 use redeliver_kafka::Waker;
 use redeliver_kafka::survey::Surveyor;
 use redeliver_kafka::topology::{Role, TopicSpec, TopologySpec};
-use redeliver_runtime::Config;
 use redeliver_runtime::cli::Start;
 use redeliver_runtime::config::ConfigError;
 use redeliver_runtime::listen::Listener;
 use redeliver_runtime::tls::Protocols;
+use redeliver_runtime::{Config, ProgramConfig};
 use redeliver_service::Host;
 use redeliver_service::audit::AuditLog;
 use redeliver_service::control::Controls;
@@ -82,6 +84,7 @@ use tokio_util::task::TaskTracker;
 
 use crate::api::{Api, Groups, Redrives};
 use crate::audit::Audit;
+pub use crate::config::{DlqInspectorConfig, RedriveConfig, Sections};
 use crate::decoding_pool::DecodingPool;
 use crate::gauges::Gauges;
 use crate::index::Pool;
@@ -96,6 +99,7 @@ use crate::metrics::Metrics;
 use crate::overview::surveyor::{Sources, Surveyor as OverviewSurveyor};
 use crate::overview::task::Overviews;
 use crate::pattern::Patterns;
+use crate::redrive::returns::Returns;
 use crate::schema_registry::SchemaRegistry;
 use crate::shared::SharedState;
 use crate::waiting::scans::Scans;
@@ -110,21 +114,21 @@ const SECTION: &str = "dlq_inspector";
 ///
 /// # Errors
 /// When the certificates, tokens or keys of the API cannot be used.
-pub fn check(config: &Config) -> Result<(), ConfigError> {
-    let api = config.dlq_inspector.api();
+pub fn check(config: &ProgramConfig<Sections>) -> Result<(), ConfigError> {
+    let api = config.own.dlq_inspector.api();
     api_tls(SECTION, &api, Protocols::Grpc)?;
     Authenticator::check(SECTION, &api)
 }
 
 /// The topics that the inspector needs apart from dead-letter topics: the ledger, the states of groups, and the redrives.
 #[must_use]
-pub fn topics(config: &Config) -> TopologySpec {
+pub fn topics(config: &Config, redrive: &RedriveConfig) -> TopologySpec {
     let settings = topic_settings(config);
     let (states, redrives) = ("states and notes of groups", "redrives and their progress");
     TopologySpec::of([
         TopicSpec::new(ledger::TOPIC, Role::Ledger, "states of dead letters", &settings).compacted(),
         TopicSpec::of_one_partition(group_states::TOPIC, Role::Documents, states, &settings),
-        TopicSpec::of_one_partition(config.redrives_topic(), Role::Progress, redrives, &settings),
+        TopicSpec::of_one_partition(redrive.topic(&config.kafka), Role::Progress, redrives, &settings),
     ])
 }
 
@@ -133,11 +137,12 @@ pub fn topics(config: &Config) -> TopologySpec {
 /// # Errors
 /// If the ledger topic or that of group states has unsuitable settings, the listen address cannot be used, or a task fails: for
 /// example, the directory of the index cannot be used.
-pub async fn run(start: Start) -> anyhow::Result<()> {
+pub async fn run(start: Start, own: Sections) -> anyhow::Result<()> {
     let mut host = Host::new("dlq-inspector", start);
     // A missing topic is not an error if topics are created elsewhere: the inspector serves dead letters and groups without
     // their states until the topics exist, no payloads until the audit topic exists, and no control until the control topic exists.
-    let topics = topics(&host.config)
+    let config = own.dlq_inspector;
+    let topics = topics(&host.config, &config.redrive)
         .join(of_audit(&host.config))
         .join(of_control(&host.config));
     if host.config.kafka.topics.create {
@@ -150,8 +155,8 @@ pub async fn run(start: Start) -> anyhow::Result<()> {
             Ok::<(), Infallible>(())
         });
     }
-    let listener = host.listen(SECTION, &host.config.dlq_inspector.api(), Protocols::Grpc)?;
-    mount(&mut host, listener)?;
+    let listener = host.listen(SECTION, &config.api(), Protocols::Grpc)?;
+    mount(&mut host, config, listener)?;
     Ok(host.run().await?)
 }
 
@@ -159,8 +164,7 @@ pub async fn run(start: Start) -> anyhow::Result<()> {
 ///
 /// # Errors
 /// If the settings of callers cannot be used. An index that cannot be used ends the process later.
-pub fn mount(host: &mut Host, listener: Listener) -> anyhow::Result<()> {
-    let config = host.config.dlq_inspector.clone();
+pub fn mount(host: &mut Host, config: DlqInspectorConfig, listener: Listener) -> anyhow::Result<()> {
     let api = config.api();
     let authenticator = Authenticator::start(host, SECTION, &api)?;
     let address = listener.local_addr().context("reading the address of the API")?;
@@ -190,7 +194,7 @@ pub fn mount(host: &mut Host, listener: Listener) -> anyhow::Result<()> {
     tracing::info!(api = %address, data_dir = %config.data_dir.display(), "serving the dead-letter API");
 
     let states = host.follow(group_states::TOPIC)?;
-    let redrives_topic = host.config.redrives_topic();
+    let redrives_topic = config.redrive.topic(&host.config.kafka);
     let jobs = host.follow(&redrives_topic)?;
     let shared = Arc::new(SharedState::new());
     let lookups = LookupPool::new(host.kafka.clone());
@@ -262,16 +266,18 @@ pub fn mount(host: &mut Host, listener: Listener) -> anyhow::Result<()> {
         clock: host.clock.clone(),
     }
     .run(stop.clone());
-    let destinations = Arc::new(redrive::start::destinations(host));
+    let destinations = Arc::new(redrive::start::destinations(
+        host,
+        &config.redrive,
+        &config.topics,
+    ));
     let audit_log = AuditLog::new(&host.config, "dlq-inspector");
     if config.redrive.execute {
         redrive::start::execute(
             host,
+            &config.redrive,
             jobs.clone(),
-            destinations.clone(),
-            scans.clone(),
-            pool.clone(),
-            shared.clone(),
+            Returns::new(pool.clone(), shared.clone(), destinations.clone(), scans.clone()),
             metrics.clone(),
         )?;
     }

@@ -14,8 +14,8 @@ use redeliver_core::Headers;
 use redeliver_core::failure::MESSAGE_LIMIT;
 use redeliver_core::headers::{ERROR_MESSAGE, JOB_ID, TRACEPARENT};
 use redeliver_core::pattern::matches;
-use redeliver_runtime::config::{Expression, FieldPath, MaskingRule};
 
+use crate::config::{Expression, FieldPath, MaskingRule};
 use crate::dialect::{self, Facts, Field};
 use crate::filter::{NumberField, Restriction, TextField};
 use text::{MASK, lower_case};

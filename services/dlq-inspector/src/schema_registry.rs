@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use redeliver_core::wait::LogThrottle;
-use redeliver_runtime::config::{ConfigError, SchemaRegistryConfig, Secret, redact_url};
+use redeliver_runtime::config::{ConfigError, Secret, redact_url};
 use redeliver_service::http;
 use reqwest::{Client, RequestBuilder, StatusCode};
 use serde::Deserialize;
@@ -19,6 +19,7 @@ use tokio::time::Instant;
 use tokio_util::task::TaskTracker;
 use url::Url;
 
+use crate::config::SchemaRegistryConfig;
 use crate::decoding::{Schema, SchemaFormat, SchemaSource};
 use crate::decoding_pool::{DecodingPool, NoResult};
 use crate::metrics::Metrics;

@@ -7,30 +7,32 @@ pub mod http;
 mod merge;
 pub mod output_choice;
 pub mod quick_retry;
+mod sections;
 
 use std::io;
 use std::sync::Arc;
 
 use redeliver_core::{Clock, Pipeline, SystemClock};
-use redeliver_runtime::Config;
 use redeliver_runtime::cli::Start;
 use redeliver_runtime::config::{
     ChosenBy, ChosenOutput, ConfigError, HttpConfig, OutputConfig, PipelineConfig, ResponseMode,
 };
+use redeliver_runtime::{Config, ProgramConfig};
 use redeliver_service::{Host, topics};
-use redeliver_worker::WorkerSpec;
+use redeliver_worker::{ServedPipelines, WorkerSpec};
 
 use crate::http::{HttpHandler, HttpSettings, ResponseUse, TlsFiles};
 use crate::output_choice::{OutputChoice, Subject};
+pub use crate::sections::Sections;
 
 /// Checks what only this service needs of a configuration, including the files that it names. Does not connect to Kafka
 /// or to an endpoint.
 ///
 /// # Errors
 /// When the settings of an endpoint are invalid, or no endpoint is configured.
-pub fn check(config: &Config) -> Result<(), ConfigError> {
+pub fn check(config: &ProgramConfig<Sections>) -> Result<(), ConfigError> {
     let clock: Arc<dyn Clock> = Arc::new(SystemClock);
-    if http_workers(config, &clock)?.is_empty() {
+    if http_workers(config, &config.own.enricher, &clock)?.is_empty() {
         let problem = "none has `http`; configure an endpoint for at least one";
         return Err(ConfigError::of_field("pipelines", problem));
     }
@@ -41,9 +43,9 @@ pub fn check(config: &Config) -> Result<(), ConfigError> {
 ///
 /// # Errors
 /// When a file of an endpoint cannot be read, topics are missing or misconfigured, or a lane fails.
-pub async fn run(start: Start) -> anyhow::Result<()> {
+pub async fn run(start: Start, own: Sections) -> anyhow::Result<()> {
     let mut host = Host::new("enricher", start);
-    let mut workers = http_workers(&host.config, &host.clock)?;
+    let mut workers = http_workers(&host.config, &own.enricher, &host.clock)?;
     let pipelines: Vec<Pipeline> = workers
         .iter()
         .map(|worker| (*worker.spec.pipeline).clone())
@@ -59,8 +61,8 @@ pub async fn run(start: Start) -> anyhow::Result<()> {
 ///
 /// # Errors
 /// When the settings of an endpoint are invalid, or the operating system cannot create a thread.
-pub async fn mount(host: &mut Host) -> anyhow::Result<()> {
-    let workers = http_workers(&host.config, &host.clock)?;
+pub async fn mount(host: &mut Host, served: &ServedPipelines) -> anyhow::Result<()> {
+    let workers = http_workers(&host.config, served, &host.clock)?;
     Ok(spawn(host, &workers).await?)
 }
 
@@ -70,9 +72,13 @@ struct HttpWorker {
 }
 
 /// The workers of all served pipelines. Reads the files that their settings name.
-fn http_workers(config: &Config, clock: &Arc<dyn Clock>) -> Result<Vec<HttpWorker>, ConfigError> {
+fn http_workers(
+    config: &Config,
+    served: &ServedPipelines,
+    clock: &Arc<dyn Clock>,
+) -> Result<Vec<HttpWorker>, ConfigError> {
     let mut workers = Vec::new();
-    for (name, pipeline) in config.enricher_pipelines() {
+    for (name, pipeline) in served.of(config, true) {
         let Some(http) = &pipeline.http else { continue };
         let section = if pipeline.is_retired() {
             "retired"

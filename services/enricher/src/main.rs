@@ -30,11 +30,9 @@ fn main() -> ExitCode {
         &args.service.common,
         Vec::new(),
         redeliver_enricher::check,
-        |start| {
-            redeliver_enricher::run(Start {
-                until_idle: args.one_shot.until_idle,
-                ..start
-            })
+        |start, own| {
+            let until_idle = args.one_shot.until_idle;
+            redeliver_enricher::run(Start { until_idle, ..start }, own)
         },
     )
 }

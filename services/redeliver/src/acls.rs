@@ -8,9 +8,10 @@ use std::fmt::{self, Write as _};
 use std::process::ExitCode;
 
 use clap::{Args, Subcommand, ValueEnum};
-use redeliver_runtime::cli::{CommonArgs, EXIT_USAGE, report};
+use redeliver_runtime::cli::{CommonArgs, EXIT_USAGE};
 use redeliver_runtime::config::is_instance_char;
 
+use crate::config::Config;
 use crate::render::{object_name, quoted, shell_word};
 use crate::say;
 use iam::{ClusterArn, Policy};
@@ -118,13 +119,10 @@ fn instance_prefix(text: &str) -> Result<String, String> {
 
 pub(crate) fn main(args: &AclsArgs) -> ExitCode {
     let Verb::Render(args) = &args.verb;
-    let config = match args.common.load() {
+    let config: Config = match args.common.configure(|_| Ok(())) {
         Ok(config) => config,
-        Err(error) => return report(&error),
+        Err(code) => return code,
     };
-    if let Some(code) = args.common.handle_config_flags(&config, |_| Ok(())) {
-        return code;
-    }
     let programs = if args.programs.is_empty() {
         Program::value_variants()
     } else {

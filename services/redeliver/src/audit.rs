@@ -3,12 +3,12 @@
 use std::process::ExitCode;
 use std::time::Duration;
 
+use crate::config::Config;
 use crate::output::print_json;
 use crate::say;
 use clap::Args;
 use redeliver_audit::{AuditOptions, audit};
 use redeliver_core::{HandlerChanges, HumanDuration, Pipeline};
-use redeliver_runtime::Config;
 use redeliver_runtime::cli::{CommonArgs, EXIT_FAILURE, EXIT_USAGE, report};
 use redeliver_service::host::check_kafka;
 use redeliver_service::login::kafka_of_command;
@@ -29,13 +29,10 @@ pub(crate) struct AuditArgs {
 }
 
 pub(crate) fn main(args: &AuditArgs) -> ExitCode {
-    let config = match args.common.load() {
+    let config: Config = match args.common.configure(|config| check_kafka(config)) {
         Ok(config) => config,
-        Err(error) => return report(&error),
+        Err(code) => return code,
     };
-    if let Some(code) = args.common.handle_config_flags(&config, check_kafka) {
-        return code;
-    }
     if let Some(unknown) = args
         .pipeline
         .iter()

@@ -8,12 +8,12 @@ use std::time::Duration;
 use axum::http::Uri;
 use redeliver_client::{ClientError, Endpoint};
 use redeliver_core::HumanDuration;
-use redeliver_runtime::Config;
 use redeliver_runtime::cli::{EXIT_FAILURE, EXIT_USAGE, report};
 use redeliver_runtime::config::{ApiConfig, ConfigError, Secret};
 use redeliver_runtime::listen::reachable;
 use redeliver_service::login::LoginError;
 
+use crate::config::Config;
 use crate::output::in_one_line;
 
 /// The heading of flags that say how to reach a service.
@@ -245,7 +245,7 @@ pub(crate) fn inspector(config: &Config) -> Service {
         name: "inspector",
         section: "dlq_inspector",
         flag: "--server",
-        api: config.dlq_inspector.api(),
+        api: config.own.dlq_inspector.api(),
     }
 }
 
@@ -270,7 +270,7 @@ mod tests {
         let token = files.path().join("token");
         std::fs::write(&token, "s3cret").unwrap();
         let mut config = Config::default();
-        config.scheduler.token_file = Some(token.clone());
+        config.shared.scheduler.token_file = Some(token.clone());
         let mut credentials = CredentialArgs {
             token_file: None,
             insecure: false,
@@ -282,7 +282,7 @@ mod tests {
             let endpoint = credentials.endpoint(server, &scheduler(config), Duration::from_secs(1));
             format!("{:?}", endpoint.unwrap()).contains("has_token: true")
         };
-        config.scheduler.listen = "0.0.0.0:80".parse().unwrap();
+        config.shared.scheduler.listen = "0.0.0.0:80".parse().unwrap();
         for same in [
             None,
             Some("127.0.0.1"),

@@ -12,11 +12,11 @@ use redeliver_client::messages::{
 };
 use redeliver_client::{ClientError, Code, ControlClient};
 use redeliver_proto::error::code_name;
-use redeliver_runtime::Config;
-use redeliver_runtime::cli::{CommonArgs, report};
+use redeliver_runtime::cli::CommonArgs;
 use redeliver_service::control::ControlName;
 use serde_json::json;
 
+use crate::config::Config;
 use crate::connection::{CONNECTION, CliError, ConnectionArgs, conclude, inspector, scheduler};
 use crate::output::{Column, Format, Json, OutputArgs, Text as _, fields, print_item, print_items};
 
@@ -279,13 +279,10 @@ fn with_config(
     common: &CommonArgs,
     run: impl AsyncFnOnce(&Config) -> Result<ExitCode, CliError>,
 ) -> ExitCode {
-    let config = match common.load() {
+    let config: Config = match common.configure(|_| Ok(())) {
         Ok(config) => config,
-        Err(error) => return report(&error),
+        Err(code) => return code,
     };
-    if let Some(code) = common.handle_config_flags(&config, |_| Ok(())) {
-        return code;
-    }
     conclude(run(&config))
 }
 

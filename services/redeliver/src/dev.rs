@@ -18,7 +18,6 @@ use redeliver_core::{Headers, Output, SchedulerTopics};
 use redeliver_kafka::KafkaSettings;
 use redeliver_kafka::embedded::EmbeddedBroker;
 use redeliver_kafka::producer::Producer;
-use redeliver_runtime::Config;
 use redeliver_runtime::cli::{Start, report};
 use redeliver_runtime::listen::{ListenError, Listener};
 use redeliver_runtime::shutdown;
@@ -30,6 +29,7 @@ use tokio_util::sync::CancellationToken;
 
 use self::narrator::{Narrator, Totals};
 use crate::acls::all_topics;
+use crate::config::Config;
 use crate::output::print_line;
 
 #[derive(Args, Clone, Debug)]
@@ -99,10 +99,10 @@ async fn run(args: DevArgs) -> anyhow::Result<()> {
     let defaults = Config::default();
     let admin = bind_or_free_port("admin.listen", args.admin)?;
     let jobs_api = bind_or_free_port("scheduler.listen", defaults.scheduler.listen)?;
-    let inspector = bind_or_free_port("dlq_inspector.listen", defaults.dlq_inspector.listen)?;
+    let inspector = bind_or_free_port("dlq_inspector.listen", defaults.own.dlq_inspector.listen)?;
     let console = bind_or_free_port("console.listen", args.console)?;
     let mut addresses = Addresses {
-        brokers: defaults.kafka.brokers,
+        brokers: defaults.kafka.brokers.clone(),
         endpoint: endpoint.local_addr()?,
         admin: admin.local_addr()?,
         scheduler: jobs_api.local_addr()?,
@@ -119,7 +119,7 @@ async fn run(args: DevArgs) -> anyhow::Result<()> {
     let mut config = Config::from_yaml(&yaml)?;
     // Temporary, because the broker's topics do not outlive this process either.
     let directory = tempfile::tempdir().context("creating a temporary directory")?;
-    config.dlq_inspector.data_dir = directory.path().join("index");
+    config.own.dlq_inspector.data_dir = directory.path().join("index");
     let file = directory.path().join("redeliver.yaml");
     std::fs::write(&file, yaml).with_context(|| format!("writing {}", file.display()))?;
     let identity = Identity {
@@ -130,16 +130,20 @@ async fn run(args: DevArgs) -> anyhow::Result<()> {
 
     let stop = CancellationToken::new();
     shutdown::on_signals(stop.clone())?;
-    let start = Start::new(Arc::new(config), stop.clone(), admin);
+    let start = Start {
+        effective: config.to_json().into(),
+        ..Start::new(Arc::new(config.shared), stop.clone(), admin)
+    };
+    let own = config.own;
     let mut host = Host::new("redeliver-dev", start);
     host.kafka.is_embedded = true;
     let kafka = host.kafka.clone();
-    redeliver_enricher::mount(&mut host).await?;
-    redeliver_retry_tier::mount(&mut host).await?;
+    redeliver_enricher::mount(&mut host, &own.enricher).await?;
+    redeliver_retry_tier::mount(&mut host, &own.retry_tier).await?;
     let jobs = MemoryIndex::default().with_max_ended(host.config.scheduler.max_ended as usize);
     redeliver_scheduler::mount(&mut host, jobs.clone()).await?;
     redeliver_scheduler::api::mount(&mut host, jobs, jobs_api).await?;
-    redeliver_dlq_inspector::mount(&mut host, inspector)?;
+    redeliver_dlq_inspector::mount(&mut host, own.dlq_inspector, inspector)?;
     let backend = Backend::new(
         Endpoint::new(addresses.inspector.to_string()),
         Endpoint::new(addresses.scheduler.to_string()),

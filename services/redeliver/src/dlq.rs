@@ -22,9 +22,10 @@ use redeliver_client::messages::{
     Completeness, DeadLetter, ListDeadLettersRequest, RedriveKind, Removal, TopicStats,
 };
 use redeliver_client::{AuditClient, DeadLetterClient, Endpoint, RedriveClient, Timestamp};
-use redeliver_runtime::cli::{CommonArgs, report};
+use redeliver_runtime::cli::CommonArgs;
 use serde_json::json;
 
+use crate::config::Config;
 use crate::connection::{CONNECTION, CliError, ConnectionArgs, Service, conclude, inspector};
 use crate::output::{Column, Format, Json, OutputArgs, Text as _, object, print_answer, print_item, rounded};
 use crate::pages::{Pages, read_pages};
@@ -279,13 +280,10 @@ pub(crate) fn with_inspector(
     reason: Option<&str>,
     run: impl AsyncFnOnce(&Endpoint, &Service) -> Result<ExitCode, CliError>,
 ) -> ExitCode {
-    let config = match args.common.load() {
+    let config: Config = match args.common.configure(|_| Ok(())) {
         Ok(config) => config,
-        Err(error) => return report(&error),
+        Err(code) => return code,
     };
-    if let Some(code) = args.common.handle_config_flags(&config, |_| Ok(())) {
-        return code;
-    }
     conclude(async {
         let service = inspector(&config);
         let mut endpoint = args.connection.endpoint(args.server.as_deref(), &service)?;

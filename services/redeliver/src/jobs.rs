@@ -11,11 +11,11 @@ use clap::{Args, Subcommand};
 use redeliver_client::messages::{Outcome, Stats};
 use redeliver_client::{Answer, ClientError, Endpoint, JobClient, JobId, Timestamp, When};
 use redeliver_core::HumanDuration;
-use redeliver_runtime::Config;
-use redeliver_runtime::cli::{CommonArgs, EXIT_FAILURE, report};
+use redeliver_runtime::cli::{CommonArgs, EXIT_FAILURE};
 use redeliver_service::host::check_kafka;
 use serde_json::json;
 
+use crate::config::Config;
 use crate::connection::{CONNECTION, CliError, ConnectionArgs, Service, conclude, scheduler};
 use crate::output::{Format, Json, OutputArgs, Text as _, fields, object, print_item, table};
 use show::{as_json, as_text};
@@ -183,18 +183,15 @@ pub(crate) fn main(args: &JobsArgs) -> ExitCode {
         Verb::Stats(args) => &args.scheduler.common,
         Verb::Ls(args) => &args.common,
     };
-    let config = match common.load() {
-        Ok(config) => config,
-        Err(error) => return report(&error),
-    };
     // Only `ls` reads from Kafka; the other commands call the scheduler.
     let check = |config: &Config| match &args.verb {
         Verb::Ls(args) if !args.api => check_kafka(config),
         _ => Ok(()),
     };
-    if let Some(code) = common.handle_config_flags(&config, check) {
-        return code;
-    }
+    let config: Config = match common.configure(check) {
+        Ok(config) => config,
+        Err(code) => return code,
+    };
     conclude(async {
         match &args.verb {
             Verb::Schedule(args) => schedule::run(&config, args).await,

@@ -2,6 +2,7 @@
 
 mod acls;
 mod audit;
+mod config;
 mod connection;
 mod controls;
 mod dev;

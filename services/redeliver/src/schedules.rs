@@ -13,12 +13,11 @@ use redeliver_client::messages::{
 };
 use redeliver_client::{ClientError, Code, ScheduleClient};
 use redeliver_proto::error::reasons;
-use redeliver_runtime::Config;
-use redeliver_runtime::cli::report;
 use serde_json::json;
 
 use self::definition::{ChangesArgs, DefinitionArgs, read_definition};
 use self::show::{COLUMNS, as_json, as_text, definition_json};
+use crate::config::Config;
 use crate::connection::{CliError, conclude, scheduler};
 use crate::jobs::{ReasonArgs, SchedulerArgs};
 use crate::output::{Format, OutputArgs, print_item, print_items};
@@ -163,13 +162,10 @@ pub(crate) fn main(args: &SchedulesArgs) -> ExitCode {
         Verb::Resume(args) => &args.change.schedule.scheduler.common,
         Verb::Preview(args) => args.common(),
     };
-    let config = match common.load() {
+    let config: Config = match common.configure(|_| Ok(())) {
         Ok(config) => config,
-        Err(error) => return report(&error),
+        Err(code) => return code,
     };
-    if let Some(code) = common.handle_config_flags(&config, |_| Ok(())) {
-        return code;
-    }
     conclude(async {
         match &args.verb {
             Verb::Create(args) => create(&config, args).await,

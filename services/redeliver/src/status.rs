@@ -13,13 +13,13 @@ use redeliver_core::error_chain::error_chain;
 use redeliver_core::{Clock as _, SystemClock};
 use redeliver_kafka::groups::members;
 use redeliver_kafka::topology;
-use redeliver_runtime::Config;
-use redeliver_runtime::cli::{CommonArgs, EXIT_FAILURE, report};
+use redeliver_runtime::cli::{CommonArgs, EXIT_FAILURE};
 use redeliver_service::host::check_kafka;
 use redeliver_service::login::kafka_of_command;
 use redeliver_service::queues::{self, Waiting};
 use serde_json::json;
 
+use crate::config::Config;
 use crate::connection::{CONNECTION, CliError, ConnectionArgs, conclude, inspector, scheduler};
 use crate::dlq::{open, problem, removed_in, stats_json};
 use crate::output::{
@@ -44,13 +44,10 @@ pub(crate) struct StatusArgs {
 }
 
 pub(crate) fn main(args: &StatusArgs) -> ExitCode {
-    let config = match args.common.load() {
+    let config: Config = match args.common.configure(|config| check_kafka(config)) {
         Ok(config) => config,
-        Err(error) => return report(&error),
+        Err(code) => return code,
     };
-    if let Some(code) = args.common.handle_config_flags(&config, check_kafka) {
-        return code;
-    }
     conclude(async {
         let status = Status {
             queues: queues(&config, args.connection.timeout()).await,

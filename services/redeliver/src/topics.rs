@@ -9,6 +9,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::acls::all_topics;
+use crate::config::Config;
 use crate::say;
 use clap::{Args, Subcommand};
 use migrate::MigrateArgs;
@@ -18,7 +19,6 @@ use redeliver_core::pipeline::{TopicRole, parse_retry_topic, retry_tier_group};
 use redeliver_kafka::KafkaSettings;
 use redeliver_kafka::backlog::backlogs;
 use redeliver_kafka::topology::{self, Finding, Severity, TopologySpec};
-use redeliver_runtime::Config;
 use redeliver_runtime::cli::{CommonArgs, EXIT_FAILURE, report};
 use redeliver_service::host::check_kafka;
 use redeliver_service::leftovers::leftovers;
@@ -56,13 +56,10 @@ pub(crate) fn main(args: &TopicsArgs) -> ExitCode {
         Verb::MigrateOffsets(args) => return migrate::main(args),
         Verb::Render(args) => return render::main(args),
     };
-    let config = match common.load() {
+    let config: Config = match common.configure(|config| check_kafka(config)) {
         Ok(config) => config,
-        Err(error) => return report(&error),
+        Err(code) => return code,
     };
-    if let Some(code) = common.handle_config_flags(&config, check_kafka) {
-        return code;
-    }
     if topics::of_all(&config).topics.is_empty() {
         say(
             "no pipelines or applications configured; checking only the ledger, the control and the audit topic",

@@ -10,6 +10,7 @@ use redeliver_service::control::Control;
 use redeliver_service::host::{Host, NewLane, lane_spec};
 use redeliver_service::metrics::Serves;
 
+use crate::config::RetryTierConfig;
 use crate::metrics::TierFamilies;
 use crate::relay::{LookAhead, Relay, RelayContext, ServedPipeline};
 
@@ -27,9 +28,8 @@ pub(crate) struct TierLanes {
 impl TierLanes {
     /// # Errors
     /// See [`Host::topic_watch`].
-    pub(crate) fn new(host: &mut Host, control: Control) -> io::Result<Self> {
+    pub(crate) fn new(host: &mut Host, settings: &RetryTierConfig, control: Control) -> io::Result<Self> {
         let config = host.config.clone();
-        let settings = &config.retry_tier;
         let families = TierFamilies::register(&mut host.registry(), host.clock.clone());
         Ok(Self {
             look_ahead: LookAhead {

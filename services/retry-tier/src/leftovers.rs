@@ -14,7 +14,6 @@ use redeliver_core::Pipeline;
 use redeliver_kafka::KafkaSettings;
 use redeliver_kafka::backlog::{Backlog, backlogs};
 use redeliver_kafka::topology::{self, TopologySpec};
-use redeliver_runtime::Config;
 use redeliver_runtime::error_chain::error_chain;
 use redeliver_runtime::health::Part;
 use redeliver_service::host::{Host, LaneStarter};
@@ -22,6 +21,7 @@ use redeliver_service::leftovers::{Leftover, leftovers};
 use redeliver_service::topics;
 use tokio_util::sync::CancellationToken;
 
+use crate::config::RetryTierConfig;
 use crate::lanes::TierLanes;
 use crate::relay::ServedPipeline;
 
@@ -33,7 +33,7 @@ const COUNT_TIMEOUT: Duration = Duration::from_secs(20);
 
 /// Finds leftovers, starts and stops their lanes, and logs where records wait that this process does not serve.
 pub(crate) struct LeftoverWatch {
-    config: Arc<Config>,
+    settings: RetryTierConfig,
     kafka: KafkaSettings,
     pipelines: Vec<Pipeline>,
     /// Those of them that must not be served.
@@ -54,7 +54,7 @@ impl LeftoverWatch {
     ///
     /// # Errors
     /// See [`Host::topic_watch`].
-    pub(crate) fn new(host: &mut Host, lanes: TierLanes) -> io::Result<Self> {
+    pub(crate) fn new(host: &mut Host, settings: RetryTierConfig, lanes: TierLanes) -> io::Result<Self> {
         let pipelines = topics::pipelines(&host.config);
         Ok(Self {
             starter: host.starter()?,
@@ -70,7 +70,7 @@ impl LeftoverWatch {
             part: host.health.part("leftovers"),
             running: BTreeMap::new(),
             empty: BTreeSet::new(),
-            config: host.config.clone(),
+            settings,
             kafka: host.kafka.clone(),
         })
     }
@@ -125,7 +125,7 @@ impl LeftoverWatch {
     }
 
     fn serves(&self, leftover: &Leftover) -> bool {
-        let settings = &self.config.retry_tier;
+        let settings = &self.settings;
         let is_served = |tier| settings.serves_leftovers() && settings.serves(tier);
         leftover.tier.is_some_and(is_served) && !self.refused.contains(&leftover.pipeline)
     }

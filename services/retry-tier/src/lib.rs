@@ -4,6 +4,7 @@
 //! more tiers. Each tier has its own lanes and its own consumer group, so that tiers scale independently. Leftover
 //! tiers are served until their topics are deleted.
 
+mod config;
 mod controls;
 mod lanes;
 mod leftovers;
@@ -15,12 +16,13 @@ use std::sync::Arc;
 
 use redeliver_core::{HumanDuration, Pipeline};
 use redeliver_kafka::topology::TopologySpec;
-use redeliver_runtime::Config;
 use redeliver_runtime::cli::Start;
 use redeliver_runtime::config::ConfigError;
+use redeliver_runtime::{Config, ProgramConfig};
 use redeliver_service::host::Host;
 use redeliver_service::topics::{self, topic_settings};
 
+pub use crate::config::{RetryTierConfig, Sections};
 use crate::lanes::TierLanes;
 use crate::leftovers::LeftoverWatch;
 pub use crate::relay::LookAhead;
@@ -30,7 +32,7 @@ use crate::relay::ServedPipeline;
 ///
 /// # Errors
 /// When no pipeline is configured.
-pub fn check(config: &Config) -> Result<(), ConfigError> {
+pub fn check(config: &ProgramConfig<Sections>) -> Result<(), ConfigError> {
     if topics::pipelines(config).is_empty() {
         let problem = "is empty; configure at least one pipeline";
         return Err(ConfigError::of_field("pipelines", problem));
@@ -42,14 +44,14 @@ pub fn check(config: &Config) -> Result<(), ConfigError> {
 ///
 /// # Errors
 /// When topics are missing or misconfigured, or a lane fails.
-pub async fn run(start: Start) -> anyhow::Result<()> {
+pub async fn run(start: Start, own: Sections) -> anyhow::Result<()> {
     let mut host = Host::new("retry-tier", start);
-    let pipelines = served_pipelines(&host.config);
+    let pipelines = served_pipelines(&host.config, &own.retry_tier);
     let pipelines: Vec<Pipeline> = pipelines.iter().map(|pipeline| (**pipeline).clone()).collect();
     let needed = TopologySpec::for_pipelines(&pipelines, &topic_settings(&host.config));
     let needed = needed.join(topics::of_control(&host.config));
     host.ensure_topics_of(&pipelines, &needed).await?;
-    mount(&mut host).await?;
+    mount(&mut host, &own.retry_tier).await?;
     Ok(host.run().await?)
 }
 
@@ -58,15 +60,15 @@ pub async fn run(start: Start) -> anyhow::Result<()> {
 ///
 /// # Errors
 /// When the operating system cannot create a thread.
-pub async fn mount(host: &mut Host) -> anyhow::Result<()> {
+pub async fn mount(host: &mut Host, settings: &RetryTierConfig) -> anyhow::Result<()> {
     let Some(control) = host.control().await? else {
         return Ok(());
     };
     let config = host.config.clone();
     host.require_steady_clock();
-    let mut pipelines = served_pipelines(&config);
+    let mut pipelines = served_pipelines(&config, settings);
     pipelines.retain(|pipeline| !host.is_refused(&pipeline.name));
-    let tiers = config.served_tiers();
+    let tiers = settings.served_tiers(&config);
     host.report_paused("tiers", "paused tiers", {
         let (pipelines, tiers) = (pipelines.clone(), tiers.clone());
         move |snapshot| {
@@ -82,7 +84,7 @@ pub async fn mount(host: &mut Host) -> anyhow::Result<()> {
                 .collect()
         }
     });
-    let lanes = TierLanes::new(host, control)?;
+    let lanes = TierLanes::new(host, settings, control)?;
     for tier in tiers {
         let pipelines = with_tier(&pipelines, tier, host);
         if pipelines.is_empty() {
@@ -92,18 +94,18 @@ pub async fn mount(host: &mut Host) -> anyhow::Result<()> {
             host.spawn_lane(lanes.lane(format!("retry-{tier}-{lane}"), tier, &pipelines))?;
         }
     }
-    let leftovers = LeftoverWatch::new(host, lanes)?;
+    let leftovers = LeftoverWatch::new(host, settings.clone(), lanes)?;
     host.tasks.spawn("leftovers", leftovers.run());
     Ok(())
 }
 
 /// The pipelines that have at least one of the served tiers, or may have a leftover one.
 #[must_use]
-pub fn served_pipelines(config: &Config) -> Vec<Arc<Pipeline>> {
-    let tiers = config.served_tiers();
+pub fn served_pipelines(config: &Config, settings: &RetryTierConfig) -> Vec<Arc<Pipeline>> {
+    let tiers = settings.served_tiers(config);
     let has_served_tier =
         |pipeline: &Pipeline| pipeline.policy.tiers().iter().any(|tier| tiers.contains(tier));
-    let leftovers = config.retry_tier.serves_leftovers();
+    let leftovers = settings.serves_leftovers();
     let pipelines = topics::pipelines(config).into_iter();
     pipelines
         .filter(|pipeline| leftovers || has_served_tier(pipeline))

@@ -10,10 +10,10 @@ use bytes::Bytes;
 use fred::prelude::{Client, ClientLike as _, Config, Value};
 use fred::types::{ClusterHash, CustomCommand, InfoKind};
 use redeliver_core::Timestamp;
-use redeliver_runtime::config::{RedisConfig, Url};
+use redeliver_runtime::config::Url;
 use redeliver_runtime::tasks::Tasks;
 use redeliver_scheduler::codec::{self, RetentionPolicy};
-use redeliver_scheduler::index::redis::RedisIndex;
+use redeliver_scheduler::index::redis::{RedisConfig, RedisIndex};
 use redeliver_scheduler::index::{
     Batch, Change, Cursor, Effect, FlowPosition, Index, Installation, ListRequest, Lookup, Owner, ScanRequest,
 };

@@ -1,13 +1,29 @@
-//! The rules for requests, from the configuration.
+//! The section of the configuration that only the scheduler reads, and the rules for requests.
 
 use std::sync::Arc;
 
 use jiff::tz::TimeZone;
 use redeliver_runtime::Config;
-use redeliver_runtime::config::ConfigError;
+use redeliver_runtime::config::{ConfigError, Findings, OwnSections};
 use redeliver_service::topics;
+use serde::{Deserialize, Serialize};
 
+use crate::index::redis::RedisConfig;
 use crate::request::Rules;
+
+/// The section of the scheduler that no other program reads. Those with pipelines read the section `scheduler`, too.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Sections {
+    /// The scheduler's index.
+    pub redis: RedisConfig,
+}
+
+impl OwnSections for Sections {
+    fn check(&self, _: &Config, findings: &mut Findings<'_>) {
+        findings.inside("redis", |at| self.redis.check(at));
+    }
+}
 
 /// The rules for requests.
 ///

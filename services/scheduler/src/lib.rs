@@ -26,7 +26,7 @@
 //! | [`schedules`], `schedule_key` | the format of schedules in the state topic and the API, and the keys of their records |
 //! | [`api`] | gRPC and REST |
 //! | `answers` | delivers the outcomes of commands to the requests that wait for them |
-//! | `config` | the rules for requests, from the configuration |
+//! | `config` | the section `redis`, and the rules for requests |
 
 mod admission;
 mod answers;
@@ -61,5 +61,5 @@ mod topics;
 mod turns;
 mod window;
 
-pub use config::rules;
+pub use config::{Sections, rules};
 pub use service::{check, mount, run};

@@ -7,7 +7,7 @@ use std::time::Duration;
 use anyhow::Context as _;
 use redeliver_kafka::reader::TopicClient;
 use redeliver_kafka::{IfFenced, IfRecreated, LaneSpec, Waker, reader};
-use redeliver_runtime::Config;
+use redeliver_runtime::ProgramConfig;
 use redeliver_runtime::cli::Start;
 use redeliver_runtime::config::{ConfigError, SchedulerConfig};
 use redeliver_service::control::settings::AppSettings;
@@ -18,7 +18,7 @@ use tokio::sync::mpsc;
 
 use crate::api;
 use crate::codec::RetentionPolicy;
-use crate::config::rules;
+use crate::config::{Sections, rules};
 use crate::controls::LiveAppStates;
 use crate::index::redis::{RedisIndex, in_use};
 use crate::index::{Index, Installation};
@@ -36,8 +36,8 @@ use crate::topics::{Topics, WatchedTopics};
 ///
 /// # Errors
 /// When the time zone is unknown or the settings of Redis are invalid.
-pub fn check(config: &Config) -> Result<(), ConfigError> {
-    RedisIndex::check(&config.redis).map_err(|error| ConfigError::Invalid(vec![error.into()]))?;
+pub fn check(config: &ProgramConfig<Sections>) -> Result<(), ConfigError> {
+    RedisIndex::check(&config.own.redis).map_err(|error| ConfigError::Invalid(vec![error.into()]))?;
     api::check(&config.scheduler)?;
     rules(config).map(drop)
 }
@@ -46,7 +46,7 @@ pub fn check(config: &Config) -> Result<(), ConfigError> {
 ///
 /// # Errors
 /// When the topics are not as required, Redis may evict keys, or a lane fails.
-pub async fn run(start: Start) -> anyhow::Result<()> {
+pub async fn run(start: Start, own: Sections) -> anyhow::Result<()> {
     let mut host = Host::new("scheduler", start);
     let listener = api::listen(&host)?;
     let spec = topics::of_scheduler(&host.config);
@@ -54,8 +54,8 @@ pub async fn run(start: Start) -> anyhow::Result<()> {
     if !host.tasks.shutdown().is_cancelled() {
         let config = host.config.clone();
         let (installation, partitions) = installation(&host).await?;
-        let prefix = config.redis.prefix(&config.kafka, &installation.cluster);
-        let index = RedisIndex::connect(&config.redis, &prefix, installation, &mut host.tasks)
+        let prefix = own.redis.prefix(&config.kafka, &installation.cluster);
+        let index = RedisIndex::connect(&own.redis, &prefix, installation, &mut host.tasks)
             .await?
             .with_max_ended(config.scheduler.max_ended as usize);
         refuse_shared_prefix(&index, partitions).await?;

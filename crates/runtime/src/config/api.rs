@@ -68,7 +68,7 @@ impl ApiConfig {
     }
 
     /// Reports problems of `listen`, `token_file`, `tls` and `auth` in the current section of `findings`.
-    pub(super) fn check(&self, findings: &mut Findings<'_>) {
+    pub fn check(&self, findings: &mut Findings<'_>) {
         let verifies_clients = self.tls.requires_client_certificate();
         if !self.listen.ip().is_loopback() && !self.is_authenticated() && !self.allow_remote {
             let problem = format!(

@@ -8,11 +8,13 @@ use std::str::FromStr;
 use serde::de::{Error, Visitor};
 use serde::{Deserializer, Serializer};
 
-pub(super) fn serialize<T: Display, S: Serializer>(value: &T, serializer: S) -> Result<S::Ok, S::Error> {
+/// Writes the `Display` form.
+pub fn serialize<T: Display, S: Serializer>(value: &T, serializer: S) -> Result<S::Ok, S::Error> {
     serializer.collect_str(value)
 }
 
-pub(super) fn deserialize<'de, T, D>(deserializer: D) -> Result<T, D::Error>
+/// Reads what `FromStr` accepts.
+pub fn deserialize<'de, T, D>(deserializer: D) -> Result<T, D::Error>
 where
     T: FromStr<Err: Display>,
     D: Deserializer<'de>,
@@ -35,19 +37,21 @@ impl<T: FromStr<Err: Display>> Visitor<'_> for FromStrVisitor<T> {
 }
 
 /// For `Option<T>`.
-pub(super) mod optional {
+pub mod optional {
     use serde::{Deserialize, Serialize};
 
     use super::{AsString, Deserializer, Display, FromStr, Serializer};
 
-    pub(in crate::config) fn serialize<T: Display + Copy, S: Serializer>(
+    /// Writes the `Display` form.
+    pub fn serialize<T: Display + Copy, S: Serializer>(
         value: &Option<T>,
         serializer: S,
     ) -> Result<S::Ok, S::Error> {
         value.map(AsString).serialize(serializer)
     }
 
-    pub(in crate::config) fn deserialize<'de, T, D>(deserializer: D) -> Result<Option<T>, D::Error>
+    /// Reads what `FromStr` accepts.
+    pub fn deserialize<'de, T, D>(deserializer: D) -> Result<Option<T>, D::Error>
     where
         T: FromStr<Err: Display>,
         D: Deserializer<'de>,
@@ -57,12 +61,13 @@ pub(super) mod optional {
 }
 
 /// For `Option<Vec<T>>`.
-pub(super) mod optional_list {
+pub mod optional_list {
     use serde::{Deserialize, Serialize};
 
     use super::{AsString, Deserializer, Display, FromStr, Serializer};
 
-    pub(in crate::config) fn serialize<T: Display + Copy, S: Serializer>(
+    /// Writes the `Display` form.
+    pub fn serialize<T: Display + Copy, S: Serializer>(
         values: &Option<Vec<T>>,
         serializer: S,
     ) -> Result<S::Ok, S::Error> {
@@ -72,7 +77,8 @@ pub(super) mod optional_list {
         texts.serialize(serializer)
     }
 
-    pub(in crate::config) fn deserialize<'de, T, D>(deserializer: D) -> Result<Option<Vec<T>>, D::Error>
+    /// Reads what `FromStr` accepts.
+    pub fn deserialize<'de, T, D>(deserializer: D) -> Result<Option<Vec<T>>, D::Error>
     where
         T: FromStr<Err: Display>,
         D: Deserializer<'de>,
@@ -98,7 +104,7 @@ impl<'de, T: FromStr<Err: Display>> serde::Deserialize<'de> for AsString<T> {
 }
 
 /// Deserializes the address of a listener.
-pub(super) fn listen<'de, D: Deserializer<'de>>(deserializer: D) -> Result<SocketAddr, D::Error> {
+pub fn listen<'de, D: Deserializer<'de>>(deserializer: D) -> Result<SocketAddr, D::Error> {
     deserialize::<ListenAddress, D>(deserializer).map(|address| address.0)
 }
 

@@ -98,7 +98,7 @@ impl fmt::Display for ProblemList<'_> {
 }
 
 /// Collects problems while the sections check themselves. Tracks the path of the current section.
-pub(super) struct Findings<'t> {
+pub struct Findings<'t> {
     tree: &'t Node,
     path: Path,
     problems: Vec<InvalidField>,
@@ -118,7 +118,7 @@ impl<'t> Findings<'t> {
     }
 
     /// Runs checks one level deeper, below `key`.
-    pub(super) fn inside(&mut self, key: &str, check: impl FnOnce(&mut Self)) {
+    pub fn inside(&mut self, key: &str, check: impl FnOnce(&mut Self)) {
         let outer = std::mem::take(&mut self.path);
         self.path = outer.key(key);
         check(self);
@@ -126,14 +126,14 @@ impl<'t> Findings<'t> {
     }
 
     /// Reports an invalid field of the current section.
-    pub(super) fn report(&mut self, key: &str, problem: impl Into<String>) {
+    pub fn report(&mut self, key: &str, problem: impl Into<String>) {
         let path = self.path.key(key);
         self.problems
             .push(InvalidField::new(&path, problem, self.tree.origin_of(&path)));
     }
 
     /// Reports a number or a duration that is out of range.
-    pub(super) fn range<T: Copy + PartialOrd + fmt::Display>(
+    pub fn range<T: Copy + PartialOrd + fmt::Display>(
         &mut self,
         key: &str,
         value: T,
@@ -149,7 +149,7 @@ impl<'t> Findings<'t> {
     }
 
     /// Reports an invalid topic name.
-    pub(super) fn topic(&mut self, key: &str, name: &str) {
+    pub fn topic(&mut self, key: &str, name: &str) {
         if !redeliver_core::pipeline::is_topic_name(name) {
             self.report(key, format!("`{name}` is not a valid topic name: {TOPIC_RULE}"));
         }
@@ -160,7 +160,8 @@ impl<'t> Findings<'t> {
 pub(super) const TOPIC_RULE: &str = "use 1 to 249 of the characters a-z, A-Z, 0-9, `.`, `_` and `-`";
 
 /// The end of an error message about an unknown name: the most similar known name, or all known names.
-pub(super) fn suggestion<'a>(name: &str, known: impl IntoIterator<Item = &'a str>) -> String {
+#[must_use]
+pub fn suggestion<'a>(name: &str, known: impl IntoIterator<Item = &'a str>) -> String {
     let known: Vec<&str> = known.into_iter().collect();
     let folded = fold(name);
     let nearest = known

@@ -3,9 +3,11 @@
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
-use super::error::{ConfigError, Findings, suggestion};
-use super::tree::{Node, Value};
-use super::{Config, ServedPipelines, deserialize, overrides, topology, yaml};
+use serde::de::DeserializeOwned;
+
+use super::error::{ConfigError, Findings, InvalidField, suggestion};
+use super::tree::{Node, Path, Value};
+use super::{Config, DEFAULT_FILE, OwnSections, ProgramConfig, deserialize, overrides, topology, yaml};
 
 /// The sources of a configuration, from lowest to highest precedence.
 #[derive(Clone, Debug, Default)]
@@ -45,12 +47,12 @@ impl Sources {
     }
 }
 
-impl Config {
+impl<S: OwnSections> ProgramConfig<S> {
     /// Loads the configuration of a process.
     ///
     /// # Errors
     /// When the file cannot be read or is not valid YAML, or when fields are unknown, of the wrong type, out of range,
-    /// or contradict each other.
+    /// or contradict each other. Sections of other programs are skipped.
     pub fn load(sources: &Sources) -> Result<Self, ConfigError> {
         let mut tree = match sources.file() {
             None => Node::empty(),
@@ -75,31 +77,77 @@ impl Config {
     /// Reads a configuration from YAML, ignoring environment and flags.
     ///
     /// # Errors
-    /// As [`Config::load`].
+    /// As [`ProgramConfig::load`].
     pub fn from_yaml(text: &str) -> Result<Self, ConfigError> {
         Self::from_tree(&yaml::parse(text, "configuration")?)
     }
 
     fn from_tree(tree: &Node) -> Result<Self, ConfigError> {
-        let mut config: Self = deserialize::from_tree(tree.clone()).map_err(ConfigError::Invalid)?;
-        // Processes on one host would fence each other under the host's name, so only a configured name turns on
-        // static membership. The tree still shows whether the name is configured.
-        config.explicit_instance = tree.get("instance").is_some_and(|node| match &node.value {
-            Value::Null | Value::Empty => false,
-            Value::Raw(text) => !matches!(text.trim(), "" | "~" | "null"),
-            _ => true,
-        });
-        for pipeline in config.retired.values_mut() {
-            pipeline.retire();
-        }
+        let mut problems = unknown_sections(tree)?;
+        let shared = read(tree, &mut problems);
+        let own: Option<S> = read(tree, &mut problems);
+        let (Some(shared), Some(own), []) = (shared, own, &problems[..]) else {
+            return Err(ConfigError::Invalid(problems));
+        };
+        let mut config = Self { shared, own };
+        config.shared.complete(tree);
         let mut findings = Findings::new(tree);
-        config.check(&mut findings);
+        config.shared.check(&mut findings);
+        config.own.check(&config.shared, &mut findings);
         let problems = findings.into_problems();
         if !problems.is_empty() {
             return Err(ConfigError::Invalid(problems));
         }
-        config.resolve();
+        config.shared.resolve();
         Ok(config)
+    }
+}
+
+/// Sections that no program reads. [`DEFAULT_FILE`] has all others.
+fn unknown_sections(tree: &Node) -> Result<Vec<InvalidField>, ConfigError> {
+    let known = yaml::parse(DEFAULT_FILE, "default.yaml")?;
+    let unknown = tree.entries().iter().filter(|(key, _)| known.get(key).is_none());
+    let report = |(key, node): &(String, Node)| {
+        let known = known.entries().iter().map(|(key, _)| key.as_str());
+        let problem = format!("unknown key{}", suggestion(key, known));
+        InvalidField::new(&Path::of(&[key]), problem, &node.origin)
+    };
+    Ok(unknown.map(report).collect())
+}
+
+/// Reads sections. Several readers of a tree that is not a mapping find the same problem.
+fn read<T: DeserializeOwned>(tree: &Node, problems: &mut Vec<InvalidField>) -> Option<T> {
+    let found = match deserialize::from_tree(tree.clone()) {
+        Ok(sections) => return Some(sections),
+        Err(found) => found,
+    };
+    let new = found.into_iter().filter(|problem| !problems.contains(problem));
+    let new: Vec<InvalidField> = new.collect();
+    problems.extend(new);
+    None
+}
+
+impl Config {
+    /// Reads the shared sections from YAML, ignoring environment and flags.
+    ///
+    /// # Errors
+    /// As [`ProgramConfig::load`].
+    pub fn from_yaml(text: &str) -> Result<Self, ConfigError> {
+        Ok(<ProgramConfig>::from_yaml(text)?.shared)
+    }
+
+    /// Completes what follows from other settings, and is checked.
+    fn complete(&mut self, tree: &Node) {
+        // Processes on one host would fence each other under the host's name, so only a configured name turns on
+        // static membership. The tree still shows whether the name is configured.
+        self.explicit_instance = tree.get("instance").is_some_and(|node| match &node.value {
+            Value::Null | Value::Empty => false,
+            Value::Raw(text) => !matches!(text.trim(), "" | "~" | "null"),
+            _ => true,
+        });
+        for pipeline in self.retired.values_mut() {
+            pipeline.retire();
+        }
     }
 
     /// Fills in omitted fields whose defaults depend on other fields.
@@ -134,12 +182,7 @@ impl Config {
             }
         });
         topology::check(self, findings);
-        findings.inside("retry_tier", |at| self.retry_tier.check(&self.tiers(), at));
-        findings.inside("enricher", |at| self.check_served(&self.enricher, true, at));
-        findings.inside("worker", |at| self.check_served(&self.worker, false, at));
-        findings.inside("redis", |at| self.redis.check(at));
         findings.inside("scheduler", |at| self.scheduler.check(at));
-        findings.inside("dlq_inspector", |at| self.dlq_inspector.check(at));
         findings.inside("clock", |at| self.clock.check(at));
         findings.inside("admin", |at| self.admin.check(at));
         findings.inside("telemetry", |at| self.telemetry.check(at));
@@ -160,24 +203,6 @@ impl Config {
             findings.inside("kafka", |at| {
                 at.inside("topics", |at| at.report("retention", problem));
             });
-        }
-    }
-
-    fn check_served(&self, served: &ServedPipelines, needs_endpoint: bool, findings: &mut Findings<'_>) {
-        for name in served.pipelines.iter().flatten() {
-            match self.any_pipeline(name) {
-                None => {
-                    let known = self.all_pipelines().map(|(name, _)| name);
-                    findings.report(
-                        "pipelines",
-                        format!("there is no pipeline `{name}`{}", suggestion(name, known)),
-                    );
-                }
-                Some(pipeline) if needs_endpoint && pipeline.http.is_none() => {
-                    findings.report("pipelines", format!("`{name}` has no endpoint; set its http.url"));
-                }
-                Some(_) => {}
-            }
         }
     }
 }

@@ -150,12 +150,15 @@ fn is_status(text: &str) -> bool {
 const POINTER_BYTES: usize = 256;
 
 /// Whether a text is a JSON pointer (RFC 6901) of a supported length, except for the empty one, which is the whole document.
-pub(super) fn is_pointer(text: &str) -> bool {
+#[must_use]
+pub fn is_pointer(text: &str) -> bool {
     let escapes_are_valid = || text.split('~').skip(1).all(|after| after.starts_with(['0', '1']));
     text.starts_with('/') && text.len() <= POINTER_BYTES && escapes_are_valid()
 }
 
-pub(super) fn pointer_problem(text: &str) -> String {
+/// What is wrong with a text that is no JSON pointer.
+#[must_use]
+pub fn pointer_problem(text: &str) -> String {
     if text.len() > POINTER_BYTES {
         return format!(
             "is a JSON pointer of {} bytes: the maximum is {POINTER_BYTES}",

@@ -115,12 +115,18 @@ impl Node {
         Self::new(Value::Map(Vec::new()), Origin::Default)
     }
 
+    /// The keys and values of a mapping. Nothing, if this is none.
+    pub(super) fn entries(&self) -> &[(String, Self)] {
+        match &self.value {
+            Value::Map(entries) => entries,
+            _ => &[],
+        }
+    }
+
     /// The value of a key, if this is a mapping that contains it.
     pub(super) fn get(&self, key: &str) -> Option<&Self> {
-        let Value::Map(entries) = &self.value else {
-            return None;
-        };
-        entries.iter().find(|(name, _)| name == key).map(|(_, node)| node)
+        let mut entries = self.entries().iter();
+        entries.find(|(name, _)| name == key).map(|(_, node)| node)
     }
 
     pub(super) fn at(&self, path: &Path) -> Option<&Self> {

@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex};
 use prometheus_client::metrics::counter::Counter;
 use redeliver_core::SystemClock;
 use redeliver_runtime::admin::{Admin, serve};
-use redeliver_runtime::config::Config;
+use redeliver_runtime::config::{Config, ProgramConfig};
 use redeliver_runtime::health::Health;
 use redeliver_runtime::listen::Listener;
 use redeliver_runtime::metrics;
@@ -57,12 +57,13 @@ async fn port_serves_all_pages() {
     let counter: Counter = Counter::default();
     registry.register("records", "Records that were read", counter.clone());
     counter.inc();
-    let mut config = Config::default();
-    config.kafka.properties.set("sasl.password", "hunter2");
+    let mut config = <ProgramConfig>::default();
+    config.shared.kafka.properties.set("sasl.password", "hunter2");
     let admin = Admin {
         health: Health::new(),
         registry: Arc::new(Mutex::new(registry)),
-        config: Arc::new(config),
+        effective: config.to_json().into(),
+        config: Arc::new(config.shared),
         shutdown: CancellationToken::new(),
     };
     let listener = any_port();
@@ -121,6 +122,7 @@ async fn a_web_page_can_read_nothing() {
         health: Health::new(),
         registry: Arc::new(Mutex::new(metrics::registry("enricher", "e-0", &SystemClock))),
         config: Arc::new(Config::from_yaml(config).unwrap()),
+        effective: "{}".into(),
         shutdown: CancellationToken::new(),
     };
     admin.health.part("kafka").ready();
@@ -170,6 +172,7 @@ async fn held_connections_block_no_probe() {
         health: Health::new(),
         registry: Arc::new(Mutex::new(metrics::registry("enricher", "e-0", &SystemClock))),
         config: Arc::new(Config::default()),
+        effective: "{}".into(),
         shutdown: CancellationToken::new(),
     };
     let listener = any_port();

@@ -7,8 +7,10 @@ use redeliver_core::anchor::Anchor;
 use redeliver_core::pipeline::ReturnTo;
 use redeliver_core::{ErrorClass, HumanDuration};
 use redeliver_runtime::config::{
-    ChosenBy, ChosenOutput, Config, OutputConfig, ResponseMode, SchemaConfig, Sources,
+    ChosenBy, ChosenOutput, Config, Findings, OutputConfig, OwnSections, ProgramConfig, ResponseMode,
+    SchemaConfig, Sources,
 };
+use serde::{Deserialize, Serialize};
 
 /// The example of the protocol's description.
 pub(crate) const EXAMPLE: &str = r#"
@@ -39,7 +41,7 @@ pub(crate) fn load(
     file: &str,
     environment: &[(&str, &str)],
     flags: &[(&str, &str)],
-) -> Result<Config, String> {
+) -> Result<ProgramConfig, String> {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("redeliver.yaml");
     std::fs::write(&path, file).unwrap();
@@ -50,7 +52,7 @@ pub(crate) fn load(
         overrides: flags.iter().map(owned).collect(),
     };
     let folder = format!("{}/", directory.path().display());
-    Config::load(&sources).map_err(|error| error.to_string().replace(&folder, ""))
+    ProgramConfig::load(&sources).map_err(|error| error.to_string().replace(&folder, ""))
 }
 
 #[test]
@@ -60,7 +62,7 @@ fn protocol_example_is_valid() {
     assert_eq!((&*pipeline.name, &*pipeline.source), ("crawl-jobs", "crawl-jobs"));
     assert_eq!(pipeline.output.as_deref(), Some("crawl-results"));
     assert_eq!(pipeline.return_to, ReturnTo::Due);
-    assert_eq!(config.served_tiers(), [5, 30, 60].map(HumanDuration::from_secs));
+    assert_eq!(config.tiers(), [5, 30, 60].map(HumanDuration::from_secs));
     assert_eq!(config.scheduler.apps["crawl"].topic, "crawl-jobs");
     let http = config.pipelines["crawl-jobs"].http.as_ref().unwrap();
     assert_eq!(
@@ -97,7 +99,7 @@ fn environment_names_the_file() {
         environment: [variable].into(),
         ..Sources::default()
     };
-    assert_eq!(Config::load(&sources).unwrap().kafka.lanes, 7);
+    assert_eq!(<ProgramConfig>::load(&sources).unwrap().kafka.lanes, 7);
 }
 
 #[test]
@@ -185,7 +187,7 @@ fn flags_can_name_dotted_keys() {
         ("pipelines.my.topic.output", "b"),
         ("pipelines.\"new.topic\".output", "c"),
         ("kafka.properties.sasl.mechanism", "PLAIN"),
-        ("retry_tier.tiers", "[5s, 1m]"),
+        ("pipelines.my.topic.retry.tiers", "[5s, 2m]"),
     ];
     let config = load(file, &[], &flags).unwrap();
     assert_eq!(
@@ -198,8 +200,8 @@ fn flags_can_name_dotted_keys() {
     );
     assert_eq!(config.kafka.properties.get("sasl.mechanism"), Some("PLAIN"));
     assert_eq!(
-        config.served_tiers(),
-        [HumanDuration::from_secs(5), HumanDuration::from_secs(60)]
+        config.pipelines["my.topic"].retry.tiers,
+        Some(vec![HumanDuration::from_secs(5), HumanDuration::from_secs(120)])
     );
 }
 
@@ -232,7 +234,6 @@ kafka:
     sasl.password: {{ file: {} }}
     ssl.key.password: inline-hunter2
     sasl.username: me
-redis: {{ url: "redis://:redis-hunter2@localhost:6379" }}
 pipelines:
   p:
     http:
@@ -249,11 +250,7 @@ telemetry: {{ otlp: {{ endpoint: "https://localhost:4317/?code=hunter2" }} }}
         config.kafka.properties.get("sasl.password"),
         Some("from-file-hunter2")
     );
-    for shown in [
-        config.to_yaml(),
-        config.to_json().to_string(),
-        format!("{config:?}"),
-    ] {
+    for shown in [config.to_yaml(), config.to_json(), format!("{config:?}")] {
         assert!(!shown.contains("hunter2"), "{shown}");
         assert!(shown.contains("text/plain") && shown.contains("me"));
     }
@@ -273,7 +270,7 @@ fn printed_configuration_can_be_loaded() {
         let again = load(&printed, &[], &[]).unwrap_or_else(|error| panic!("{error}\n{printed}"));
         assert_eq!(again.to_yaml(), printed);
         assert_eq!(again.to_json(), config.to_json());
-        let json = load(&config.to_json().to_string(), &[], &[]).unwrap();
+        let json = load(&config.to_json(), &[], &[]).unwrap();
         assert_eq!(json.to_json(), config.to_json());
     }
 }
@@ -389,26 +386,51 @@ pipelines: { docs: { long_waits: scheduler, max_wait: 200d } }
     assert_eq!(pipeline.max_wait, HumanDuration::from_secs(200 * 86_400));
 }
 
+/// The section of a program.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+struct Own {
+    redis: BTreeMap<String, u32>,
+}
+
+impl OwnSections for Own {
+    fn check(&self, shared: &Config, findings: &mut Findings<'_>) {
+        let lanes = shared.kafka.lanes;
+        findings.inside("redis", |at| {
+            self.redis
+                .keys()
+                .for_each(|key| at.range(key, self.redis[key], 0..=lanes))
+        });
+    }
+}
+
 #[test]
-fn each_service_selects_its_pipelines() {
-    let file = "pipelines: { a: { http: { url: 'http://h' } }, b: {}, c: { http: { url: 'http://h' } } }\n";
-    let names = |pipelines: Vec<(&str, &_)>| -> Vec<String> {
-        pipelines
-            .into_iter()
-            .map(|(name, _): (&str, &redeliver_runtime::config::PipelineConfig)| name.to_owned())
-            .collect()
-    };
-    let config = load(file, &[], &[]).unwrap();
-    assert_eq!(names(config.enricher_pipelines()), ["a", "c"]);
-    assert_eq!(names(config.worker_pipelines()), ["b"]);
-    let selected = load(
-        file,
-        &[("REDELIVER__ENRICHER__PIPELINES", "c")],
-        &[("worker.pipelines", "a,b")],
-    )
-    .unwrap();
-    assert_eq!(names(selected.enricher_pipelines()), ["c"]);
-    assert_eq!(names(selected.worker_pipelines()), ["a", "b"]);
+fn program_reads_only_its_sections() {
+    let problems = |file| ProgramConfig::<Own>::from_yaml(file).unwrap_err().to_string();
+    let valid = "{ redis: { a: 2 }, kafka: { lanes: 2 }, retry_tier: { no: such key } }";
+    let config = ProgramConfig::<Own>::from_yaml(valid).unwrap();
+    assert_eq!(config.own.redis["a"], 2);
+    let shown = config.to_yaml();
+    assert!(
+        shown.contains("redis:\n  a: 2\n") && !shown.contains("retry_tier"),
+        "{shown}"
+    );
+    assert_eq!(
+        problems("{ redis: { a: 3 }, kafka: { lanes: 2 } }"),
+        "redis.a: 3 is out of range: must be between 0 and 2 (configuration line 1)"
+    );
+    let both = problems("{ redis: { a: x }, kafka: { lanes: x }, retry-tier: {} }");
+    for problem in [
+        "redis.a: `x` is not",
+        "kafka.lanes: `x` is not",
+        "retry-tier: unknown key, did you mean `retry_tier`?",
+    ] {
+        assert!(both.contains(problem), "{both}");
+    }
+    assert_eq!(
+        problems("text"),
+        "the configuration is a string; expected a mapping of keys to values (configuration line 1)"
+    );
 }
 
 #[test]
@@ -457,9 +479,9 @@ proptest! {
         ],
     ) {
         let flags = vec![(keys.join("."), value.clone())];
-        let _ = Config::load(&Sources { overrides: flags, ..Sources::default() });
+        let _ = <ProgramConfig>::load(&Sources { overrides: flags, ..Sources::default() });
         let variable = (format!("REDELIVER__{}", keys.join("__")), value);
-        let _ = Config::load(&Sources { environment: [variable].into(), ..Sources::default() });
+        let _ = <ProgramConfig>::load(&Sources { environment: [variable].into(), ..Sources::default() });
     }
 
     #[test]

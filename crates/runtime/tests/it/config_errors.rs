@@ -1,6 +1,6 @@
 //! Every configuration error names the field, says what is valid, and says where the value comes from.
 
-use redeliver_runtime::config::{Config, Sources};
+use redeliver_runtime::config::{ProgramConfig, Sources};
 
 use crate::config::load;
 
@@ -55,37 +55,18 @@ fn valid_settings_are_accepted() {
         // A client without a certificate sees only whether the process is alive and ready.
         "admin: { listen: '0.0.0.0:9464', tls: { cert_file: a, key_file: b, client_ca_file: c } }",
         "scheduler: { listen: '0.0.0.0:50052', tls: { cert_file: a, key_file: b, client_ca_file: c } }",
-        "dlq_inspector: { json_fields: [/order/id, '/a~1b', '/'] }",
-        "dlq_inspector: { schema_registry: { url: 'http://registry:8081/apis/ccompat/v7' } }",
-        "dlq_inspector: { schema_registry: { url: 'https://registry', username: me, password_file: Cargo.toml } }",
-        "dlq_inspector: { auth: { jwt: { issuer: i, audience: a, jwks_url: 'https://idp/keys' } }, masking: [{ topics: ['*'], key: true, fields: ['/a/*/**/b~1'], headers: ['x-*'], messages: ['[0-9]{16}'] }] }",
         // A pipeline may read the results of another one, and outputs may be shared.
         "pipelines: { a: { output: b }, b: { output: z }, c: { output: z } }",
         "pipelines: { z: { output: a }, y: { output: a }, a: {} }",
         // Results may be jobs, and a pipeline may read rejected jobs.
         "pipelines: { a: { output: scheduler.jobs.ingest }, scheduler.jobs.dlq: {} }",
-        "pipelines: { crawl: { retry: { tiers: [5s, 1m] } } }\nretry_tier: { tiers: [5s, 2m], leftovers: true }",
         "pipelines: { retry: {}, retry-soon: {}, retry-5: {}, a-retry: {}, scheduler2: {} }",
         "pipelines: { scheduler: {} }\nscheduler: { group: jobs }",
     ]);
 }
 
 #[test]
-fn long_lists_and_names_are_refused() {
-    let many: Vec<String> = (0..33).map(|number| format!("/{number}")).collect();
-    let many = format!("json_fields: [{}]", many.join(", "));
-    let fields = vec!["/a"; 64].join(", ");
-    let rules = vec![format!("{{ topics: ['*'], fields: [{fields}] }}"); 8].join(", ");
-    let masking = format!(
-        "auth: {{ jwt: {{ issuer: i, audience: a, jwks_url: 'https://idp/keys' }} }}, masking: [{rules}]"
-    );
-    check_section(
-        "dlq_inspector",
-        &[
-            (&many, "json_fields: lists 33 fields; the limit is 32"),
-            (&masking, "masking: has 512 paths in fields; the limit is 500"),
-        ],
-    );
+fn long_names_are_refused() {
     let too_long = load(&format!("pipelines: {{ {}: {{}} }}", "p".repeat(240)), &[], &[]).unwrap_err();
     assert!(
         too_long.contains(" is too long by 1: the name of the topic `ppp"),
@@ -100,7 +81,7 @@ fn api_token_file_is_checked() {
     let with = |content: &str| {
         std::fs::write(&path, content).unwrap();
         let file = format!(
-            "dlq_inspector: {{ listen: '0.0.0.0:50051', token_file: {} }}",
+            "scheduler: {{ listen: '0.0.0.0:50052', token_file: {} }}",
             path.display()
         );
         load(&file, &[], &[])
@@ -114,12 +95,12 @@ fn api_token_file_is_checked() {
     }
     assert!(with("").unwrap_err().contains("is empty"));
     let config = with("s3cret.token\n").unwrap();
-    let api = config.dlq_inspector.api();
-    let token = api.token("dlq_inspector").unwrap().unwrap();
+    let api = config.scheduler.api();
+    let token = api.token("scheduler").unwrap().unwrap();
     assert_eq!(token.expose(), "s3cret.token");
     assert!(!config.to_yaml().contains("s3cret"));
-    let without_token = "dlq_inspector: { listen: '0.0.0.0:50051', allow_remote: true }";
-    let api = load(without_token, &[], &[]).unwrap().dlq_inspector.api();
+    let without_token = "scheduler: { listen: '0.0.0.0:50052', allow_remote: true }";
+    let api = load(without_token, &[], &[]).unwrap().scheduler.api();
     assert_eq!(api.token("x").unwrap(), None);
 }
 
@@ -211,8 +192,8 @@ fn retired_source_may_be_reused() {
     let pipeline = config.retired["a"].pipeline("a", &config.scheduler);
     assert!(pipeline.retired && !config.pipelines["b"].pipeline("b", &config.scheduler).retired);
     assert_eq!(&*pipeline.return_topic(), "a-retry-due");
-    let served: Vec<&str> = config.worker_pipelines().iter().map(|(name, _)| *name).collect();
-    assert_eq!(served, ["b", "a"]);
+    let all: Vec<&str> = config.all_pipelines().map(|(name, _)| name).collect();
+    assert_eq!(all, ["b", "a"]);
 }
 
 #[test]
@@ -251,7 +232,7 @@ fn unreadable_files_are_named() {
         file: Some("/nowhere/redeliver.yaml".into()),
         ..Sources::default()
     };
-    let error = Config::load(&sources).unwrap_err();
+    let error = <ProgramConfig>::load(&sources).unwrap_err();
     assert_eq!(
         error.to_string(),
         "cannot read the configuration file /nowhere/redeliver.yaml"
@@ -268,24 +249,5 @@ fn unreadable_files_are_named() {
         ),
     ] {
         assert_eq!(load(file, &[], &[]).unwrap_err(), expected);
-    }
-}
-
-#[test]
-fn redis_prefix_and_ca_are_read() {
-    for scheme in ["rediss", "rediss-cluster", "rediss-sentinel"] {
-        let file = format!("redis: {{ url: '{scheme}://localhost:6379', ca_file: ca.pem }}");
-        let config = load(&file, &[], &[]).unwrap();
-        assert_eq!(config.redis.ca_file, Some("ca.pem".into()));
-    }
-    let environment = [("REDELIVER__REDIS__PREFIX", "team:jobs")];
-    let config = load("", &environment, &[]).unwrap();
-    assert_eq!(config.redis.prefix(&config.kafka, "cluster"), "team:jobs");
-    for (file, expected) in [
-        ("", "redeliver:cluster"),
-        ("kafka: { id_prefix: staging- }", "staging-redeliver:cluster"),
-    ] {
-        let config = load(file, &[], &[]).unwrap();
-        assert_eq!(config.redis.prefix(&config.kafka, "cluster"), expected);
     }
 }

@@ -8,7 +8,6 @@
 mod admin;
 mod config;
 mod config_errors;
-mod default_file;
 mod http_server;
 mod listen;
 mod otlp;

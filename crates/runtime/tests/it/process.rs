@@ -9,7 +9,7 @@ use clap::Parser;
 use redeliver_core::SystemClock;
 use redeliver_runtime::admin::{self, Admin};
 use redeliver_runtime::cli::{CommonArgs, EXIT_FAILURE, EXIT_USAGE, Start, main_with};
-use redeliver_runtime::config::{Config, ConfigError};
+use redeliver_runtime::config::{ConfigError, ProgramConfig};
 use redeliver_runtime::health::Health;
 use redeliver_runtime::metrics;
 use redeliver_runtime::tasks::{TaskError, Tasks};
@@ -34,7 +34,7 @@ fn child() {
     let arguments = arguments.split('\n').filter(|argument| !argument.is_empty());
     let args = Args::parse_from(std::iter::once("child").chain(arguments));
     let behaviour = args.behaviour.clone();
-    let code = main_with("child", &args.common, Vec::new(), check, |start| {
+    let code = main_with("child", &args.common, Vec::new(), check, |start, _| {
         run(start, behaviour)
     });
     let known = [
@@ -51,12 +51,12 @@ fn child() {
 }
 
 /// The check of the service itself.
-fn check(config: &Config) -> Result<(), ConfigError> {
-    if config.redis.prefix.as_deref() != Some("rejected") {
+fn check(config: &ProgramConfig) -> Result<(), ConfigError> {
+    if config.control.topic.as_deref() != Some("rejected") {
         return Ok(());
     }
     Err(ConfigError::of_field(
-        "redis.prefix",
+        "control.topic",
         "is rejected by the service",
     ))
 }
@@ -70,6 +70,7 @@ async fn run(start: Start, behaviour: String) -> Result<(), TaskError> {
         health: Health::new(),
         registry,
         config: start.config,
+        effective: start.effective,
         shutdown: start.shutdown,
     };
     let shutdown = admin.shutdown.clone();
@@ -195,9 +196,9 @@ fn flags_validate_and_print_the_configuration() {
     for flag in ["--check", "--behaviour=wait"] {
         let rejected = (
             Some(2),
-            "error: redis.prefix: is rejected by the service\n".to_owned(),
+            "error: control.topic: is rejected by the service\n".to_owned(),
         );
-        let (code, stdout, stderr) = output(&[flag, "--set", "redis.prefix=rejected"]);
+        let (code, stdout, stderr) = output(&[flag, "--set", "control.topic=rejected"]);
         assert_eq!((code, stderr), rejected, "{flag}");
         assert!(!stdout.contains("valid"), "{stdout}");
     }

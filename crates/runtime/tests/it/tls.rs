@@ -279,6 +279,7 @@ async fn admin_pages_need_a_certificate() {
         health: Health::new(),
         registry: Arc::new(Mutex::new(metrics::registry("enricher", "e-0", &SystemClock))),
         config: Arc::new(config),
+        effective: "{}".into(),
         shutdown: CancellationToken::new(),
     };
     let mut server = JoinSet::new();

@@ -3,11 +3,11 @@
 use std::sync::Arc;
 
 use bytes::Bytes;
-use redeliver_runtime::config::FieldPath;
 use tonic::Status;
 
 use super::shutting_down;
 use crate::access::Viewer;
+use crate::config::FieldPath;
 use crate::masking::MaskedValue;
 
 /// Values that are larger than this together are masked on a thread for blocking work, in bytes: that takes milliseconds.

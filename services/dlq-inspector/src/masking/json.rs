@@ -3,10 +3,10 @@
 //! A parser that keeps values would lose the order and the duplicates of members, and the digits of numbers. So the document is checked with
 //! `serde_json`, and then scanned for the places to replace. The time is linear in the length of the document, for each path.
 
-use redeliver_runtime::config::{FieldPath, Step};
 use serde::de::IgnoredAny;
 
 use super::text::MASK;
+use crate::config::{FieldPath, Step};
 
 /// Documents in which a path leads deeper than this are not masked but withheld. `serde_json` has the same limit.
 const MAX_DEPTH: usize = 128;

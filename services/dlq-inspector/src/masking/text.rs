@@ -4,7 +4,8 @@ use std::borrow::Cow;
 use std::ops::Range;
 
 use redeliver_core::failure::printable;
-use redeliver_runtime::config::Expression;
+
+use crate::config::Expression;
 
 /// Stands for what is masked.
 pub(crate) const MASK: &str = "<masked>";

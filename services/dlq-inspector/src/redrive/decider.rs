@@ -25,6 +25,7 @@ use super::record::{Candidate, Destinations};
 use super::returns::{self, Returns};
 use super::step::{Context, Prepared, Presence, Step, Tried};
 use crate::completeness::MAX_AGE;
+use crate::config::RedriveConfig;
 use crate::shared::SharedState;
 
 /// How long reading the jobs may take.
@@ -122,15 +123,15 @@ struct Ahead {
 }
 
 impl Decider {
-    pub(crate) fn new(host: &Host, jobs: Replica<Jobs>, returns: Returns) -> Self {
+    pub(crate) fn new(host: &Host, config: &RedriveConfig, jobs: Replica<Jobs>, returns: Returns) -> Self {
         Self {
             kafka: host.kafka.clone(),
-            topic: host.config.redrives_topic().into(),
+            topic: config.topic(&host.config.kafka).into(),
             jobs,
             shared: returns.shared.clone(),
             destinations: returns.destinations.clone(),
             clock: host.clock.clone(),
-            remove_after: host.config.dlq_inspector.redrive.remove_entries_after(),
+            remove_after: config.remove_entries_after(),
             ledger: LedgerReader::default(),
             letters: LetterReader::default(),
             returns,

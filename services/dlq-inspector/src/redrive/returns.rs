@@ -53,7 +53,7 @@ pub(crate) struct Returns {
 }
 
 impl Returns {
-    pub(super) fn new(
+    pub(crate) fn new(
         pool: Pool,
         shared: Arc<SharedState>,
         destinations: Arc<Destinations>,

@@ -8,8 +8,7 @@ use std::time::Duration;
 
 use redeliver_kafka::{IfFenced, LaneSpec, TopicState, Waker};
 use redeliver_proto::v1;
-use redeliver_runtime::Config;
-use redeliver_runtime::config::{AUDIT_TOPIC, CONTROL_TOPIC};
+use redeliver_runtime::config::{AUDIT_TOPIC, CONTROL_TOPIC, KafkaConfig, SchedulerConfig};
 use redeliver_service::Host;
 use redeliver_service::audit::AuditLog;
 use redeliver_service::host::{NewLane, lane_spec};
@@ -25,10 +24,8 @@ use super::jobs::Jobs;
 use super::own_id;
 use super::record::Destinations;
 use super::returns::Returns;
-use crate::index::Pool;
+use crate::config::RedriveConfig;
 use crate::metrics::Metrics;
-use crate::shared::SharedState;
-use crate::waiting::scans::Scans;
 
 /// The name of the lane, which is a part of its transactional ids.
 const LANE: &str = "dlq-redrive";
@@ -40,22 +37,21 @@ const POLL_INTERVAL: Duration = Duration::from_secs(1);
 const INTERVAL: Duration = Duration::from_secs(5);
 
 /// The destinations that the configuration allows.
-pub(crate) fn destinations(host: &Host) -> Destinations {
+pub(crate) fn destinations(host: &Host, settings: &RedriveConfig, dead_letters: &[String]) -> Destinations {
     let config = &host.config;
     let pipelines = topics::pipelines(config);
-    let settings = &config.dlq_inspector.redrive;
     let scheduler = config.scheduler.topics();
     // Commands of the scheduler are in partitions that follow from their keys, and internal topics belong to their services.
     let own = [
         scheduler.ingest.to_string(),
         scheduler.state.to_string(),
-        config.redrives_topic(),
+        settings.topic(&config.kafka),
         config.audit_topic(),
         config.control_topic(),
     ];
     // Those of other installations have a prefix, unless they are configured otherwise.
-    let others = Config::default();
-    let (redrives, scheduler) = (others.redrives_topic(), others.scheduler.topics());
+    let redrives = RedriveConfig::default().topic(&KafkaConfig::default());
+    let scheduler = SchedulerConfig::default().topics();
     let names = [
         crate::ledger::TOPIC,
         crate::group_states::TOPIC,
@@ -72,7 +68,7 @@ pub(crate) fn destinations(host: &Host) -> Destinations {
         excluded.collect(),
         settings.max_count,
     )
-    .without_dead_letters(&config.dlq_inspector.topics)
+    .without_dead_letters(dead_letters)
 }
 
 /// Executes jobs whenever the group assigns the partition to this process, once the topic exists: an installation without it serves as before.
@@ -81,20 +77,18 @@ pub(crate) fn destinations(host: &Host) -> Destinations {
 /// When a thread or the watch of the topics cannot be started.
 pub(crate) fn execute(
     host: &mut Host,
+    config: &RedriveConfig,
     jobs: Replica<Jobs>,
-    destinations: Arc<Destinations>,
-    scans: Scans,
-    pool: Pool,
-    shared: Arc<SharedState>,
+    returns: Returns,
     metrics: Metrics,
 ) -> io::Result<()> {
     let stop = host.tasks.shutdown().clone();
     let waker = Waker::new();
-    let topic: Arc<str> = host.config.redrives_topic().into();
+    let topic: Arc<str> = config.topic(&host.config.kafka).into();
     let (request_sender, requests) = sync_channel(REQUESTS);
     let (answer_sender, answers) = sync_channel(REQUESTS);
-    let remove_after = host.config.dlq_inspector.redrive.remove_entries_after();
-    let decider = Decider::new(host, jobs, Returns::new(pool, shared, destinations, scans));
+    let remove_after = config.remove_entries_after();
+    let decider = Decider::new(host, config, jobs, returns);
     let (decider_waker, decider_stop) = (waker.clone(), stop.clone());
     let audit = AuditLog::new(&host.config, "dlq-inspector");
     let lane = NewLane {

@@ -179,10 +179,10 @@ impl Tally {
 mod tests {
     use redeliver_core::headers::{self, Origin};
     use redeliver_core::{Failure, Headers, HumanDuration};
-    use redeliver_runtime::config::MaskingRule;
     use redeliver_testkit::record_at;
 
     use super::*;
+    use crate::config::MaskingRule;
     use crate::masking::Masking;
 
     const NOW: Timestamp = Timestamp::from_millis(1_000_000);

@@ -123,10 +123,9 @@ impl fmt::Display for Policy<'_> {
 
 #[cfg(test)]
 mod tests {
-    use redeliver_runtime::Config;
-
     use super::super::permissions::Program;
     use super::*;
+    use crate::config::Config;
 
     const ARN: &str = "arn:aws:kafka:eu-central-1:123456789012:cluster/main/0a-1";
 

@@ -10,9 +10,10 @@ use redeliver_core::scheduler::SchedulerRole;
 use redeliver_dlq_inspector::pattern::Patterns;
 use redeliver_dlq_inspector::{group_states, ledger, redrive};
 use redeliver_kafka::topology::{Role, TopologySpec};
-use redeliver_runtime::Config;
 use redeliver_runtime::config::PipelineConfig;
 use redeliver_service::{control, topics};
+
+use crate::config::Config;
 
 /// The prefix of the groups of tiers, of workers and of readers, and of all transactional ids, after `kafka.id_prefix`.
 const OWN: &str = "redeliver-";
@@ -83,8 +84,8 @@ impl Permissions {
             match program {
                 Program::Scheduler => permissions.scheduler(config),
                 Program::RetryTier => permissions.retry_tier(config),
-                Program::Enricher => permissions.worker(config, &config.enricher_pipelines()),
-                Program::Worker => permissions.worker(config, &config.worker_pipelines()),
+                Program::Enricher => permissions.worker(config, &config.own.enricher.of(config, true)),
+                Program::Worker => permissions.worker(config, &config.own.worker.of(config, false)),
                 Program::DlqInspector => permissions.dlq_inspector(config),
                 Program::Redeliver => permissions.redeliver(config),
             }
@@ -147,7 +148,8 @@ impl Permissions {
     }
 
     fn retry_tier(&mut self, config: &Config) {
-        let pipelines: Vec<Pipeline> = redeliver_retry_tier::served_pipelines(config)
+        let settings = &config.own.retry_tier;
+        let pipelines: Vec<Pipeline> = redeliver_retry_tier::served_pipelines(config, settings)
             .iter()
             .map(|pipeline| (**pipeline).clone())
             .collect();
@@ -156,7 +158,7 @@ impl Permissions {
         }
         self.checked(config, &topics::of_pipelines(config, &pipelines));
         self.topic(&config.control_topic(), &[Operation::Read]);
-        let tiers = config.served_tiers();
+        let tiers = settings.served_tiers(config);
         for pipeline in &pipelines {
             // Records that wait in the wrong tier move to another one.
             for &tier in pipeline.policy.tiers() {
@@ -171,7 +173,7 @@ impl Permissions {
                 self.topic(&pipeline.source, &[Operation::Write]);
             }
             self.topic(&pipeline.dead_letter_topic(), &[Operation::Write]);
-            if config.retry_tier.serves_leftovers() {
+            if settings.serves_leftovers() {
                 let tiers = Name::Prefix(format!("{}-retry-", pipeline.name));
                 self.allow(Resource::Topic(tiers), &[Operation::Read]);
             }
@@ -179,7 +181,7 @@ impl Permissions {
         for tier in tiers {
             self.group(config, &retry_tier_group("", tier));
         }
-        if config.retry_tier.serves_leftovers() {
+        if settings.serves_leftovers() {
             let groups = Name::Prefix(config.kafka.id(OF_TIERS));
             self.allow(Resource::Group(groups), &[Operation::Read]);
         }
@@ -207,11 +209,15 @@ impl Permissions {
     }
 
     fn dlq_inspector(&mut self, config: &Config) {
-        self.checked(config, &redeliver_dlq_inspector::topics(config));
+        let settings = &config.own.dlq_inspector;
+        self.checked(
+            config,
+            &redeliver_dlq_inspector::topics(config, &settings.redrive),
+        );
         self.checked(config, &topics::of_audit(config));
         self.checked(config, &topics::of_control(config));
         self.control_service(config);
-        let redrives = config.redrives_topic();
+        let redrives = settings.redrive.topic(&config.kafka);
         for topic in [
             ledger::TOPIC,
             group_states::TOPIC,
@@ -227,11 +233,11 @@ impl Permissions {
             let writer = Name::Literal(id);
             self.allow(Resource::TransactionalId(writer), &[Operation::Write]);
         }
-        if config.dlq_inspector.redrive.execute {
+        if settings.redrive.execute {
             self.redrives(config);
         }
         self.scans(config);
-        let patterns = &config.dlq_inspector.topics;
+        let patterns = &settings.topics;
         let selected = Patterns::new(patterns);
         for topic in dead_letter_topics(config) {
             if selected.matches(&topic) {
@@ -254,13 +260,14 @@ impl Permissions {
 
     /// Executing redrives: writing to pipelines and to allowed topics.
     fn redrives(&mut self, config: &Config) {
+        let settings = &config.own.dlq_inspector.redrive;
         for pipeline in topics::pipelines(config) {
             self.topic(&pipeline.return_topic(), &[Operation::Write]);
             if !pipeline.retired {
                 self.topic(&pipeline.source, &[Operation::Write]);
             }
         }
-        for pattern in &config.dlq_inspector.redrive.destinations {
+        for pattern in &settings.destinations {
             match pattern.split_once('*') {
                 None => self.topic(pattern, &[Operation::Write]),
                 Some((prefix, "")) if !prefix.is_empty() => {
@@ -274,7 +281,7 @@ impl Permissions {
                 }
             }
         }
-        let group = Name::Literal(redrive::own_id(&config.redrives_topic()));
+        let group = Name::Literal(redrive::own_id(&settings.topic(&config.kafka)));
         self.allow(Resource::Group(group), &[Operation::Read]);
         self.transactions(config);
     }
@@ -374,7 +381,10 @@ pub(crate) fn all_topics(config: &Config) -> TopologySpec {
     topics::of_all(config)
         .join(topics::of_control(config))
         .join(topics::of_audit(config))
-        .join(redeliver_dlq_inspector::topics(config))
+        .join(redeliver_dlq_inspector::topics(
+            config,
+            &config.own.dlq_inspector.redrive,
+        ))
 }
 
 /// The dead-letter topics of the configuration.

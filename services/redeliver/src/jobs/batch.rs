@@ -14,7 +14,6 @@ use bytes::Bytes;
 use jiff::tz::TimeZone;
 use redeliver_client::{ClientError, JobClient, JobRequest, Scheduled};
 use redeliver_proto::v1::job_command::Command;
-use redeliver_runtime::Config;
 use redeliver_runtime::cli::EXIT_FAILURE;
 use redeliver_runtime::error_chain::error_chain;
 use redeliver_scheduler::request::read_json;
@@ -22,6 +21,7 @@ use serde_json::json;
 use tokio::time::Instant;
 
 use super::SchedulerArgs;
+use crate::config::Config;
 use crate::connection::CliError;
 use crate::output::{Format, Json, in_one_line, print_item};
 

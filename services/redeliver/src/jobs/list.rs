@@ -18,10 +18,10 @@ use redeliver_core::job::JobState;
 use redeliver_core::{HumanDuration, Record};
 use redeliver_kafka::reader::TopicReader;
 use redeliver_proto::Message as _;
-use redeliver_runtime::Config;
 use redeliver_runtime::cli::CommonArgs;
 use redeliver_service::login::kafka_of_command;
 
+use crate::config::Config;
 use crate::connection::{CONNECTION, CliError, CredentialArgs};
 use crate::output::{Column, Format, Json, OutputArgs, Text as _, object, print_items};
 

@@ -5,10 +5,10 @@ use std::process::ExitCode;
 use clap::{ArgGroup, Args};
 use redeliver_client::{ClientError, JobRequest, Timestamp};
 use redeliver_core::HumanDuration;
-use redeliver_runtime::Config;
 use serde_json::json;
 
 use super::{SchedulerArgs, batch, due};
+use crate::config::Config;
 use crate::connection::CliError;
 use crate::output::{OutputArgs, print_item};
 use crate::record::RecordArgs;

@@ -10,10 +10,10 @@ use redeliver_client::messages::{
 };
 use redeliver_core::HumanDuration;
 use redeliver_proto::convert::{to_duration, to_priority, to_timestamp};
-use redeliver_runtime::Config;
 use redeliver_scheduler::request::{Format, ReadSchedule, check_recurrence, other_state, read_schedule_json};
 use redeliver_scheduler::schedules::{read_spec, write_spec};
 
+use crate::config::Config;
 use crate::connection::CliError;
 use crate::record::{RecordArgs, read_file};
 

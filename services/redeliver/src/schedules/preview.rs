@@ -9,7 +9,6 @@ use redeliver_client::messages::preview_schedule_request::Schedule as Previewed;
 use redeliver_client::messages::{OccurrencePreview, OccurrenceReason, PreviewScheduleRequest};
 use redeliver_core::{Clock as _, SystemClock};
 use redeliver_recurrence::{Progress, Schedule, ScheduleId};
-use redeliver_runtime::Config;
 use redeliver_runtime::cli::CommonArgs;
 use redeliver_scheduler::api::OccurrenceView;
 use redeliver_scheduler::request::{Format, check_recurrence};
@@ -18,6 +17,7 @@ use serde_json::json;
 
 use super::definition::{TimingArgs, default_zone, read_definition};
 use super::failure;
+use crate::config::Config;
 use crate::connection::CliError;
 use crate::jobs::SchedulerArgs;
 use crate::output::{Column, OutputArgs, Text as _, print_items};

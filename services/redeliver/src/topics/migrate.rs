@@ -19,6 +19,7 @@ use redeliver_service::groups::{ConfiguredGroup, of_config};
 use redeliver_service::host::check_kafka;
 use redeliver_service::login::kafka_of_command;
 
+use crate::config::Config;
 use crate::say;
 
 #[derive(Args)]
@@ -81,13 +82,10 @@ struct Planned {
 }
 
 pub(super) fn main(args: &MigrateArgs) -> ExitCode {
-    let config = match args.common.load() {
+    let config: Config = match args.common.configure(|config| check_kafka(config)) {
         Ok(config) => config,
-        Err(error) => return report(&error),
+        Err(code) => return code,
     };
-    if let Some(code) = args.common.handle_config_flags(&config, check_kafka) {
-        return code;
-    }
     let runtime = match tokio::runtime::Builder::new_current_thread().enable_all().build() {
         Ok(runtime) => runtime,
         Err(error) => return report(&error),

@@ -5,9 +5,10 @@ use std::process::ExitCode;
 
 use clap::Args;
 use redeliver_kafka::topology::{PlannedTopic, plan};
-use redeliver_runtime::cli::{CommonArgs, report};
+use redeliver_runtime::cli::CommonArgs;
 
 use crate::acls::all_topics;
+use crate::config::Config;
 use crate::render::{Format, object_name, object_name_of, quoted};
 use crate::say;
 
@@ -29,13 +30,10 @@ pub(crate) struct RenderArgs {
 }
 
 pub(super) fn main(args: &RenderArgs) -> ExitCode {
-    let config = match args.common.load() {
+    let config: Config = match args.common.configure(|_| Ok(())) {
         Ok(config) => config,
-        Err(error) => return report(&error),
+        Err(code) => return code,
     };
-    if let Some(code) = args.common.handle_config_flags(&config, |_| Ok(())) {
-        return code;
-    }
     let planned = plan(&all_topics(&config));
     match (args.format, &args.cluster) {
         (Format::Script, _) => say(Script(&planned)),

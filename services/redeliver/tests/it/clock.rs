@@ -7,6 +7,7 @@ use redeliver_core::headers::{
     write_lineage,
 };
 use redeliver_core::{AdjustableClock, Clock as _, Headers, HumanDuration, Record, SystemClock, Timestamp};
+use redeliver_retry_tier::RetryTierConfig;
 use redeliver_runtime::cli::Start;
 use redeliver_runtime::health::Health;
 use redeliver_runtime::listen::Listener;
@@ -46,7 +47,9 @@ impl Running {
             host.set_clock(clock.clone());
             let needed = topics::of_pipelines(&host.config, std::slice::from_ref(&pipe.pipeline));
             host.ensure_topics(&needed).await.unwrap();
-            redeliver_retry_tier::mount(&mut host).await.unwrap();
+            redeliver_retry_tier::mount(&mut host, &RetryTierConfig::default())
+                .await
+                .unwrap();
             host
         });
         let health = host.health.clone();

@@ -3,8 +3,6 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::process::Command;
 
-use redeliver_runtime::Config;
-use redeliver_runtime::config::Sources;
 use redeliver_testkit::{ServiceProcess, binary, redis_url, run};
 use serde_json::Value;
 
@@ -186,15 +184,17 @@ fn example_has_documented_variables() {
     );
 
     // Each of them is a valid setting, and the value in the example changes nothing.
-    let load = |environment| {
-        let sources = Sources {
-            file: Some(deploy().join("compose/redeliver.yaml")),
-            environment,
-            overrides: Vec::new(),
-        };
-        Config::load(&sources).unwrap()
+    let effective = |settings| {
+        let mut command = binary("redeliver");
+        command.env_clear().args(["status", "--print-config", "--config"]);
+        command
+            .arg(deploy().join("compose/redeliver.yaml"))
+            .envs(settings);
+        let printed = run(command);
+        assert_eq!(printed.code, Some(0), "{printed:?}");
+        printed.stdout
     };
-    assert_eq!(load(settings), load(BTreeMap::new()));
+    assert_eq!(effective(settings), effective(BTreeMap::new()));
 }
 
 #[test]

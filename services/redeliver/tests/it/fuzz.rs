@@ -21,7 +21,7 @@ use redeliver_dlq_inspector::json_fields::JsonFields;
 use redeliver_dlq_inspector::ledger::Update;
 use redeliver_proto::convert::to_timestamp;
 use redeliver_proto::{Message as _, long_wait, v1};
-use redeliver_runtime::Config;
+use redeliver_runtime::ProgramConfig;
 use redeliver_runtime::config::Sources;
 use redeliver_runtime::trace_context::span_context;
 use redeliver_scheduler::codec;
@@ -145,7 +145,7 @@ fn rules() -> Rules {
             .map(|(key, value)| (key.to_owned(), value.to_owned()))
             .into(),
     };
-    redeliver_scheduler::rules(&Config::load(&sources).unwrap()).unwrap()
+    redeliver_scheduler::rules(&<ProgramConfig>::load(&sources).unwrap()).unwrap()
 }
 
 /// An accepted job has the topic of an application or the due topic of a pipeline, is due within the limit, and survives the encoding of the state topic.

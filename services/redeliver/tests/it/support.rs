@@ -24,8 +24,8 @@ use redeliver_core::{
 use redeliver_kafka::KafkaSettings;
 use redeliver_kafka::producer::Producer;
 use redeliver_kafka::reader::TopicReader;
-use redeliver_runtime::Config;
 use redeliver_runtime::config::{LongWaitsConfig, Sources};
+use redeliver_runtime::{Config, ProgramConfig};
 use redeliver_testkit::{
     CommandOutput, EnvBuilder, FakeEndpoint, Fate, Plan, Reply, Request, ServiceProcess, TestEnv, eventually,
     unique_delays,
@@ -233,7 +233,10 @@ pub(crate) fn load(env: &TestEnv) -> Config {
         environment: BTreeMap::new(),
         overrides: env.settings().clone().into_iter().collect(),
     };
-    Config::load(&sources).unwrap_or_else(|error| panic!("{error}\n{}", env.yaml()))
+    let loaded = <ProgramConfig>::load(&sources);
+    loaded
+        .unwrap_or_else(|error| panic!("{error}\n{}", env.yaml()))
+        .shared
 }
 
 /// The words of a command line.

@@ -63,10 +63,10 @@ use fred::prelude::Value;
 use prometheus_client::registry::Registry;
 use redeliver_core::{Timestamp, mutant};
 use redeliver_kafka::TopicId;
-use redeliver_runtime::config::RedisConfig;
 use redeliver_runtime::tasks::Tasks;
 
 use self::batch::{BatchArguments, LocatedJobs};
+pub use self::config::RedisConfig;
 pub use self::connection::{ConnectError, Evicts};
 use self::connection::{Connection, Script};
 use self::reply::{Reply, unexpected};
@@ -78,6 +78,7 @@ use super::{
 use crate::job::{Flow, JobId};
 
 mod batch;
+mod config;
 mod connection;
 mod reply;
 

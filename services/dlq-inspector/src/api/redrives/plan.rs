@@ -668,9 +668,9 @@ mod tests {
     use bytes::Bytes;
     use redeliver_core::{Headers, HumanDuration, Timestamp};
     use redeliver_proto::error::reason;
-    use redeliver_runtime::config::MaskingRule;
 
     use super::*;
+    use crate::config::MaskingRule;
     use crate::dialect::Facts;
     use crate::fingerprint::GroupId;
     use crate::ledger::{LedgerEntry, State};

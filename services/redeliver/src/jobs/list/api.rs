@@ -6,9 +6,9 @@ use redeliver_client::JobClient;
 use redeliver_client::convert::to_timestamp;
 use redeliver_client::messages::ListJobsRequest;
 use redeliver_core::job::JobState;
-use redeliver_runtime::Config;
 
 use super::{ListArgs, as_json, print_jobs};
+use crate::config::Config;
 use crate::connection::{CliError, scheduler};
 use crate::pages::read_pages;
 

@@ -17,13 +17,14 @@ use fred::types::config::{TlsConfig, TlsHostMapping};
 use fred::types::{ConnectHandle, CustomCommand, InfoKind};
 use fred::util::{redis_keyslot, sha1_hash};
 use prometheus_client::metrics::gauge::Gauge;
-use redeliver_runtime::config::{InvalidField, RedisConfig, redact_url};
+use redeliver_runtime::config::{InvalidField, redact_url};
 use redeliver_runtime::error_chain::error_chain;
 use redeliver_runtime::tasks::Tasks;
 use redeliver_runtime::tls::{client_builder, trusted_roots};
 use tokio::sync::{broadcast, watch};
 use tokio::time::{Instant, MissedTickBehavior};
 
+use super::config::RedisConfig;
 use crate::index::{IndexError, MemoryPressure, Usage};
 
 /// The timeout of a command.

@@ -5,10 +5,10 @@ use std::fmt::Display;
 use fred::prelude::{Client, ClientLike as _, Config, Value};
 use fred::types::{ClusterHash, CustomCommand};
 use redeliver_kafka::TopicId;
-use redeliver_runtime::config::{RedisConfig, Url};
+use redeliver_runtime::config::Url;
 use redeliver_runtime::tasks::Tasks;
 use redeliver_scheduler::index::Installation;
-use redeliver_scheduler::index::redis::{ConnectError, RedisIndex};
+use redeliver_scheduler::index::redis::{ConnectError, RedisConfig, RedisIndex};
 use redeliver_testkit::{redis_url, unique};
 
 pub(crate) struct OwnRedis {

@@ -2,11 +2,8 @@
 
 use std::path::PathBuf;
 
+use redeliver_runtime::config::{Findings, Secret, Url, endpoint_url, issuer_url};
 use serde::{Deserialize, Serialize};
-
-use super::error::Findings;
-use super::http_request::{endpoint_url, issuer_url};
-use super::secret::{Secret, Url};
 
 /// A registry with the API of Confluent's schema registry.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

@@ -2,10 +2,10 @@
 
 use std::collections::BTreeSet;
 
-use redeliver_runtime::config::{Config, DEFAULT_FILE};
+use redeliver_runtime::config::DEFAULT_FILE;
 use serde_json::Value;
 
-use crate::config::load;
+use super::{Config, load};
 
 /// Mappings whose keys the user chooses.
 const USER_KEYED: [&str; 10] = [
@@ -21,8 +21,12 @@ const USER_KEYED: [&str; 10] = [
     "topics",
 ];
 
+fn as_json(config: &Config) -> Value {
+    serde_json::from_str(&config.to_json()).unwrap()
+}
+
 /// JSON pointers of all mappings with fixed keys.
-pub(crate) fn mappings(document: &Value) -> Vec<String> {
+fn mappings(document: &Value) -> Vec<String> {
     let mut found = Vec::new();
     collect(document, String::new(), &mut found);
     found
@@ -75,18 +79,18 @@ fn with_pipelines(text: &str) -> String {
 #[test]
 fn the_default_file_contains_the_defaults() {
     let from_file = Config::from_yaml(DEFAULT_FILE).unwrap();
-    let from_nothing = load("", &[], &[]).unwrap();
+    let from_nothing = load("", &[]).unwrap();
     assert_eq!(from_file, from_nothing);
 }
 
 #[test]
 fn example_pipeline_has_the_defaults() {
-    let example = load(&with_example(), &[], &[]).unwrap();
+    let example = load(&with_example(), &[]).unwrap();
     let minimal = "pipelines: { crawl-jobs: { output: crawl-results, http: { url: 'http://localhost:8080/crawl', \
                    headers: { content-type: application/json }, classification: { 404: transient } } } }";
-    let minimal = load(minimal, &[], &[]).unwrap();
+    let minimal = load(minimal, &[]).unwrap();
     assert_eq!(example.pipelines["crawl-jobs"], minimal.pipelines["crawl-jobs"]);
-    let documents = load("pipelines: { d: { retry: { base: 2m, cap: 1h } } }", &[], &[]).unwrap();
+    let documents = load("pipelines: { d: { retry: { base: 2m, cap: 1h } } }", &[]).unwrap();
     assert_eq!(
         example.pipelines["documents"].retry,
         documents.pipelines["d"].retry
@@ -95,12 +99,12 @@ fn example_pipeline_has_the_defaults() {
 
 #[test]
 fn example_login_has_the_defaults() {
-    let example = load(&with_example(), &[], &[]).unwrap();
+    let example = load(&with_example(), &[]).unwrap();
     let minimal = "kafka: { login: { oidc: { token_url: 'https://issuer.example/oauth2/token', client_id: redeliver, \
                    client_secret: change-me } } }";
-    assert_eq!(example.kafka.login, load(minimal, &[], &[]).unwrap().kafka.login);
-    let example = load(&with_login("login-msk"), &[], &[]).unwrap();
-    let minimal = load("kafka: { login: { msk_iam: {} } }", &[], &[]).unwrap();
+    assert_eq!(example.kafka.login, load(minimal, &[]).unwrap().kafka.login);
+    let example = load(&with_login("login-msk"), &[]).unwrap();
+    let minimal = load("kafka: { login: { msk_iam: {} } }", &[]).unwrap();
     assert_eq!(example.kafka.login, minimal.kafka.login);
 }
 
@@ -109,7 +113,7 @@ fn the_default_file_has_every_key() {
     let texts = [with_example(), with_login("login-msk")];
     let mut keys = 0;
     for text in &texts {
-        let document = load(text, &[], &[]).unwrap().to_json();
+        let document = as_json(&load(text, &[]).unwrap());
         for pointer in mappings(&document) {
             let mut changed = document.clone();
             changed
@@ -118,7 +122,7 @@ fn the_default_file_has_every_key() {
                 .as_object_mut()
                 .unwrap()
                 .insert("zzqqxx".to_owned(), 1.into());
-            let error = load(&changed.to_string(), &[], &[]).unwrap_err();
+            let error = load(&changed.to_string(), &[]).unwrap_err();
             let (_, known) = error
                 .split_once("unknown key; expected one of ")
                 .unwrap_or_else(|| panic!("{error}"));
@@ -140,7 +144,7 @@ fn the_default_file_has_every_key() {
 #[test]
 fn default_sections_have_every_key() {
     // Searches within each section, except for pipelines, which the default file only has in comments.
-    let document = load(DEFAULT_FILE, &[], &[]).unwrap().to_json();
+    let document = as_json(&load(DEFAULT_FILE, &[]).unwrap());
     for (section, value) in document.as_object().unwrap() {
         let heading = format!("\n{section}:");
         let start = DEFAULT_FILE

@@ -4,10 +4,8 @@ use std::time::Duration;
 
 use redeliver_core::HumanDuration;
 use redeliver_core::pipeline::is_topic_name;
+use redeliver_runtime::config::{Findings, KafkaConfig, display_from_str};
 use serde::{Deserialize, Serialize};
-
-use super::error::Findings;
-use super::{Config, display_from_str};
 
 /// The topic of the jobs, without a prefix.
 const TOPIC: &str = "redeliver.dlq.redrives";
@@ -75,6 +73,13 @@ impl RedriveConfig {
         }
     }
 
+    /// The topic of an installation with these settings for Kafka. With different prefixes of ids, the topics differ too: each installation has the pipelines
+    /// to which it writes.
+    #[must_use]
+    pub fn topic(&self, kafka: &KafkaConfig) -> String {
+        self.topic.clone().unwrap_or_else(|| kafka.id(TOPIC))
+    }
+
     /// How long after Kafka has deleted a dead letter its entry is removed from the ledger; `None`: it stays.
     #[must_use]
     pub fn remove_entries_after(&self) -> Option<Duration> {
@@ -82,22 +87,20 @@ impl RedriveConfig {
     }
 }
 
-impl Config {
-    /// The topic of redrives. Installations with different prefixes of ids have different ones: each has the pipelines to which it writes.
-    #[must_use]
-    pub fn redrives_topic(&self) -> String {
-        let topic = self.dlq_inspector.redrive.topic.clone();
-        topic.unwrap_or_else(|| self.kafka.id(TOPIC))
-    }
-}
-
 #[cfg(test)]
 mod tests {
+    use redeliver_runtime::ProgramConfig;
+
     use super::*;
+    use crate::config::Sections;
 
     #[test]
     fn topic_and_destinations_are_checked() {
-        let topic = |text: &str| Config::from_yaml(text).unwrap().redrives_topic();
+        let load = ProgramConfig::<Sections>::from_yaml;
+        let topic = |text: &str| {
+            let config = load(text).unwrap();
+            config.own.dlq_inspector.redrive.topic(&config.kafka)
+        };
         assert_eq!(topic("{}"), TOPIC);
         assert_eq!(
             topic("kafka: { id_prefix: staging- }"),
@@ -110,7 +113,7 @@ mod tests {
             ("max_count: 0", "redrive.max_count"),
             ("remove_entries_after: 999ms", "redrive.remove_entries_after"),
         ] {
-            let refused = Config::from_yaml(&format!("dlq_inspector: {{ redrive: {{ {text} }} }}"));
+            let refused = load(&format!("dlq_inspector: {{ redrive: {{ {text} }} }}"));
             let error = refused.unwrap_err().to_string();
             assert!(error.contains(field), "{error}");
         }

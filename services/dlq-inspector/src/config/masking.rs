@@ -3,16 +3,13 @@
 use std::fmt;
 use std::str::FromStr;
 
+use redeliver_runtime::config::{Findings, display_from_str, is_pointer, pointer_problem};
 use regex::{Regex, RegexBuilder};
 use regex_automata::hybrid::dfa::{Cache, DFA};
 use regex_automata::nfa::thompson;
 use regex_automata::{Anchored, Input};
 use regex_syntax::hir::{Hir, HirKind, LookSet, Repetition};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
-
-use super::display_from_str;
-use super::error::Findings;
-use super::output::{is_pointer, pointer_problem};
 
 /// Maximum number of rules.
 const MAX_RULES: usize = 100;

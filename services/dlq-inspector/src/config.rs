@@ -1,0 +1,137 @@
+//! The section of the configuration that only the inspector reads.
+
+mod masking;
+mod redrive;
+mod schema_registry;
+
+use std::net::{Ipv4Addr, SocketAddr};
+use std::path::PathBuf;
+
+use redeliver_runtime::Config;
+use redeliver_runtime::config::{
+    ApiConfig, AuthConfig, Findings, OwnSections, ServerTlsConfig, display_from_str, is_pointer,
+    pointer_problem,
+};
+use serde::{Deserialize, Serialize};
+
+pub(crate) use self::masking::{Expression, FieldPath, MaskingRule, Step};
+pub use self::redrive::RedriveConfig;
+pub(crate) use self::schema_registry::SchemaRegistryConfig;
+
+/// The section of the inspector.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Sections {
+    /// The API, the index, masking and redrives.
+    pub dlq_inspector: DlqInspectorConfig,
+}
+
+impl OwnSections for Sections {
+    fn check(&self, _: &Config, findings: &mut Findings<'_>) {
+        findings.inside("dlq_inspector", |at| self.dlq_inspector.check(at));
+    }
+}
+
+/// `dlq_inspector`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct DlqInspectorConfig {
+    /// The address of the gRPC API.
+    #[serde(
+        serialize_with = "display_from_str::serialize",
+        deserialize_with = "display_from_str::listen"
+    )]
+    pub listen: SocketAddr,
+    /// See [`ApiConfig::token_file`].
+    pub token_file: Option<PathBuf>,
+    /// See [`ApiConfig::allow_remote`].
+    pub allow_remote: bool,
+    /// See [`ApiConfig::tls`].
+    pub tls: ServerTlsConfig,
+    /// See [`ApiConfig::auth`].
+    pub auth: AuthConfig,
+    /// Names of dead-letter topics. `*` matches any text.
+    pub topics: Vec<String>,
+    /// The directory of the index, which can be rebuilt at any time.
+    pub data_dir: PathBuf,
+    /// JSON pointers to the fields of JSON values that filters can use.
+    pub json_fields: Vec<String>,
+    /// What only callers with the scope `dead-letters:unmasked` see.
+    pub masking: Vec<MaskingRule>,
+    /// Whether payloads are sent only after it was recorded in the audit topic who gets them.
+    pub record_disclosures: bool,
+    /// Where the schemas of values are.
+    pub schema_registry: Option<SchemaRegistryConfig>,
+    /// Redrives, discards and restores of dead letters.
+    pub redrive: RedriveConfig,
+}
+
+impl Default for DlqInspectorConfig {
+    fn default() -> Self {
+        Self {
+            listen: (Ipv4Addr::LOCALHOST, 50_051).into(),
+            token_file: None,
+            allow_remote: false,
+            tls: ServerTlsConfig::default(),
+            auth: AuthConfig::default(),
+            topics: vec!["*-dlq".to_owned(), "scheduler.jobs.dlq".to_owned()],
+            data_dir: "./data".into(),
+            json_fields: Vec::new(),
+            masking: Vec::new(),
+            record_disclosures: true,
+            schema_registry: None,
+            redrive: RedriveConfig::default(),
+        }
+    }
+}
+
+impl DlqInspectorConfig {
+    /// The listener of the API.
+    #[must_use]
+    pub fn api(&self) -> ApiConfig {
+        ApiConfig {
+            listen: self.listen,
+            token_file: self.token_file.clone(),
+            allow_remote: self.allow_remote,
+            tls: self.tls.clone(),
+            auth: self.auth.clone(),
+        }
+    }
+
+    /// Reports values that are out of range, or contradict each other.
+    pub fn check(&self, findings: &mut Findings<'_>) {
+        self.api().check(findings);
+        for (index, pointer) in self.json_fields.iter().enumerate() {
+            if !is_pointer(pointer) {
+                findings.report("json_fields", pointer_problem(pointer));
+            } else if self.json_fields[..index].contains(pointer) {
+                findings.report("json_fields", format!("lists {pointer} twice"));
+            }
+        }
+        if self.json_fields.len() > JSON_FIELDS {
+            findings.report(
+                "json_fields",
+                format!(
+                    "lists {} fields; the limit is {JSON_FIELDS}",
+                    self.json_fields.len()
+                ),
+            );
+        }
+        if let Some(registry) = &self.schema_registry {
+            findings.inside("schema_registry", |at| registry.check(at));
+        }
+        masking::check(&self.masking, self.auth.has_scopes(), findings);
+        self.redrive.check(findings);
+        for topic in &self.topics {
+            if !redeliver_core::pipeline::is_topic_name(&topic.replace('*', "x")) {
+                findings.report(
+                    "topics",
+                    format!("`{topic}` is not a topic name or a pattern such as *-dlq"),
+                );
+            }
+        }
+    }
+}
+
+/// Maximum number of `dlq_inspector.json_fields`.
+const JSON_FIELDS: usize = 32;
