@@ -2,20 +2,25 @@
 
 use std::time::Duration;
 
+use axum::extract::FromRequestParts;
+use axum::http::StatusCode;
+use axum::http::request::Parts;
 use redeliver_client::{
     AuditClient, ClientError, Connection, DeadLetterClient, Endpoint, JobClient, OverviewClient,
     RedriveClient, ScheduleClient, WaitingClient,
 };
+use redeliver_runtime::config::Secret;
 
 /// How long a page waits for a service. A viewer must know within two seconds that a service is gone.
 const CONNECT_TIMEOUT: Duration = Duration::from_millis(1_500);
 const CALL_TIMEOUT: Duration = Duration::from_secs(15);
 
-/// The services behind the console. Clones share their connections.
+/// The services behind the console, called with the token of the viewer. Clones share their connections. Handlers get it as an extractor.
 #[derive(Clone, Debug)]
 pub struct Backend {
     inspector: Connection,
     scheduler: Connection,
+    token: Option<Secret>,
 }
 
 impl Backend {
@@ -31,6 +36,32 @@ impl Backend {
         Ok(Self {
             inspector: connect(inspector)?,
             scheduler: connect(scheduler)?,
+            token: None,
+        })
+    }
+
+    /// The same services, called with this token.
+    ///
+    /// # Errors
+    /// If the token cannot be sent.
+    pub(crate) fn with_token(&self, token: Secret) -> Result<Self, ClientError> {
+        Self {
+            token: Some(token),
+            ..self.clone()
+        }
+        .with_reason("")
+    }
+
+    /// The same viewer, with this reason for the audit log if it is not empty.
+    ///
+    /// # Errors
+    /// If the token cannot be sent.
+    pub(crate) fn with_reason(&self, reason: &str) -> Result<Self, ClientError> {
+        let token = self.token.as_ref().map(Secret::expose);
+        Ok(Self {
+            inspector: self.inspector.with_caller(token, reason)?,
+            scheduler: self.scheduler.with_caller(token, reason)?,
+            token: self.token.clone(),
         })
     }
 
@@ -72,5 +103,18 @@ impl Backend {
 
     pub(crate) fn schedules(&self) -> ScheduleClient {
         ScheduleClient::new(&self.scheduler)
+    }
+}
+
+impl<S: Sync> FromRequestParts<S> for Backend {
+    type Rejection = StatusCode;
+
+    async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, StatusCode> {
+        // A layer has put it there, or has refused the request.
+        parts
+            .extensions
+            .get::<Self>()
+            .cloned()
+            .ok_or(StatusCode::UNAUTHORIZED)
     }
 }

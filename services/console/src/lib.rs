@@ -21,7 +21,7 @@ mod security;
 
 use std::io;
 
-use axum::Router;
+use axum::{Extension, Router};
 use redeliver_runtime::http_server::{self, HttpLimits};
 use redeliver_runtime::listen::Listener;
 use tokio_util::sync::CancellationToken;
@@ -31,13 +31,13 @@ pub use backend::Backend;
 /// All pages. `hosts` are the names under which browsers reach them, besides addresses and `localhost`.
 pub fn routes(backend: Backend, hosts: Vec<String>) -> Router {
     pages::routes()
+        .layer(Extension(backend))
         .merge(assets::routes())
         .fallback(pages::not_found)
         .layer(axum::middleware::from_fn_with_state(
             security::Hosts::from(hosts),
             security::protect,
         ))
-        .with_state(backend)
 }
 
 /// Serves all pages on this machine until `stop` is cancelled.

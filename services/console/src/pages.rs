@@ -16,10 +16,9 @@ use axum::Router;
 use axum::response::Response;
 use axum::routing::get;
 
-use crate::backend::Backend;
 use crate::page::{Failed, Problem};
 
-pub(crate) fn routes() -> Router<Backend> {
+pub(crate) fn routes() -> Router {
     Router::new()
         .route("/", get(now::page))
         .route("/pipelines/{name}", get(pipeline::page))

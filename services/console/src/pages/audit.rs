@@ -1,7 +1,7 @@
 //! Who has changed or seen what.
 
 use askama::Template;
-use axum::extract::{Query, State};
+use axum::extract::Query;
 use axum::response::Response;
 use redeliver_client::Timestamp;
 use redeliver_client::convert::{from_timestamp, to_timestamp};
@@ -35,7 +35,7 @@ struct Page {
     next: Option<String>,
 }
 
-pub(crate) async fn page(State(backend): State<Backend>, Query(parameters): Query<Parameters>) -> Response {
+pub(crate) async fn page(backend: Backend, Query(parameters): Query<Parameters>) -> Response {
     let parameters = Parameters {
         by: parameters.by.trim().to_owned(),
         action: parameters.action.trim().to_owned(),

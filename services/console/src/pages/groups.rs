@@ -1,7 +1,7 @@
 //! Groups of dead letters that fail for the same reason.
 
 use askama::Template;
-use axum::extract::{Path, Query, State};
+use axum::extract::{Path, Query};
 use axum::response::Response;
 use redeliver_client::messages::{Group, GroupState, ListDeadLettersRequest, ListGroupsRequest};
 use serde::Deserialize;
@@ -116,7 +116,7 @@ pub(super) fn open(filter: &str, most: i32) -> ListGroupsRequest {
     }
 }
 
-pub(crate) async fn list(State(backend): State<Backend>, Query(parameters): Query<Parameters>) -> Response {
+pub(crate) async fn list(backend: Backend, Query(parameters): Query<Parameters>) -> Response {
     let Some((_, _, states)) = TABS.iter().find(|(name, ..)| *name == parameters.show) else {
         return Failed::respond(
             SECTION,
@@ -212,7 +212,7 @@ struct One {
     all: String,
 }
 
-pub(crate) async fn one(State(backend): State<Backend>, Path(id): Path<String>) -> Response {
+pub(crate) async fn one(backend: Backend, Path(id): Path<String>) -> Response {
     let client = backend.dead_letters();
     let group = match client.group(&id).await {
         Ok(Some(group)) => group,

@@ -1,7 +1,7 @@
 //! Scheduled jobs.
 
 use askama::Template;
-use axum::extract::{Path, Query, State};
+use axum::extract::{Path, Query};
 use axum::response::Response;
 use redeliver_client::JobId;
 use redeliver_client::messages::{Job, ListJobsRequest, Stats};
@@ -38,7 +38,7 @@ struct Row {
     link: String,
 }
 
-pub(crate) async fn list(State(backend): State<Backend>, Query(parameters): Query<Parameters>) -> Response {
+pub(crate) async fn list(backend: Backend, Query(parameters): Query<Parameters>) -> Response {
     let id = parameters.id.trim();
     if !id.is_empty() {
         return show(&backend, id).await;
@@ -96,7 +96,7 @@ impl One {
     }
 }
 
-pub(crate) async fn one(State(backend): State<Backend>, Path(id): Path<String>) -> Response {
+pub(crate) async fn one(backend: Backend, Path(id): Path<String>) -> Response {
     show(&backend, &id).await
 }
 

@@ -2,7 +2,7 @@
 
 use askama::Template;
 use askama::filters::Safe;
-use axum::extract::{Path, Query, State};
+use axum::extract::{Path, Query};
 use axum::http::StatusCode;
 use axum::response::Response;
 use redeliver_client::messages::{
@@ -87,7 +87,7 @@ pub(crate) fn state_class(state: DeadLetterState) -> &'static str {
     }
 }
 
-pub(crate) async fn list(State(backend): State<Backend>, Query(parameters): Query<Parameters>) -> Response {
+pub(crate) async fn list(backend: Backend, Query(parameters): Query<Parameters>) -> Response {
     let request = ListDeadLettersRequest {
         filter: parameters.filter.clone(),
         page_size: PAGE_SIZE,
@@ -170,7 +170,7 @@ impl One {
 }
 
 pub(crate) async fn one(
-    State(backend): State<Backend>,
+    backend: Backend,
     Path((topic, partition, offset)): Path<(String, i32, i64)>,
     Query(wanted): Query<Wanted>,
 ) -> Response {

@@ -3,7 +3,7 @@
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 
 use askama::Template;
-use axum::extract::{Query, State};
+use axum::extract::Query;
 use axum::response::Response;
 use redeliver_client::Timestamp;
 use redeliver_client::messages::{
@@ -271,7 +271,7 @@ pub(super) fn rate(rate: &Option<f64>) -> String {
     }
 }
 
-pub(crate) async fn page(State(backend): State<Backend>, Query(parameters): Query<Parameters>) -> Response {
+pub(crate) async fn page(backend: Backend, Query(parameters): Query<Parameters>) -> Response {
     let by_name = !parameters.after.is_empty();
     let selection = OverviewSelection {
         prefix: parameters.prefix.trim().to_owned(),

@@ -1,7 +1,7 @@
 //! One pipeline: from its source to its outputs and dead letters, with rates at the edges and what waits in the boxes.
 
 use askama::Template;
-use axum::extract::{Path, State};
+use axum::extract::Path;
 use axum::response::Response;
 use redeliver_client::ClientError;
 use redeliver_client::messages::{
@@ -96,7 +96,7 @@ fn run(run: Option<&RunOverview>) -> (&'static str, String) {
     }
 }
 
-pub(crate) async fn page(State(backend): State<Backend>, Path(name): Path<String>) -> Response {
+pub(crate) async fn page(backend: Backend, Path(name): Path<String>) -> Response {
     let selection = OverviewSelection {
         pipeline: name.clone(),
         ..OverviewSelection::default()

@@ -1,7 +1,7 @@
 //! Redrives: jobs that send dead letters back, discard or restore them.
 
 use askama::Template;
-use axum::extract::{Path, Query, State};
+use axum::extract::{Path, Query};
 use axum::response::Response;
 use redeliver_client::messages::{
     GetRedriveRequest, ListRedriveItemsRequest, ListRedrivesRequest, Redrive, RedriveItem, RedriveState,
@@ -69,7 +69,7 @@ impl Row {
     }
 }
 
-pub(crate) async fn list(State(backend): State<Backend>, Query(parameters): Query<Parameters>) -> Response {
+pub(crate) async fn list(backend: Backend, Query(parameters): Query<Parameters>) -> Response {
     let request = ListRedrivesRequest {
         page_size: PAGE_SIZE,
         page_token: parameters.page,
@@ -132,7 +132,7 @@ impl Item {
 }
 
 pub(crate) async fn one(
-    State(backend): State<Backend>,
+    backend: Backend,
     Path(id): Path<String>,
     Query(parameters): Query<Parameters>,
 ) -> Response {

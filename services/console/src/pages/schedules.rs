@@ -1,7 +1,7 @@
 //! Recurring schedules, and their next occurrences.
 
 use askama::Template;
-use axum::extract::{Path, Query, State};
+use axum::extract::{Path, Query};
 use axum::response::Response;
 use redeliver_client::convert::from_duration;
 use redeliver_client::messages::preview_schedule_request::Schedule as Previewed;
@@ -82,7 +82,7 @@ impl Row {
     }
 }
 
-pub(crate) async fn list(State(backend): State<Backend>, Query(parameters): Query<Parameters>) -> Response {
+pub(crate) async fn list(backend: Backend, Query(parameters): Query<Parameters>) -> Response {
     let app = parameters.app.trim();
     let request = ListSchedulesRequest {
         app: app.to_owned(),
@@ -135,7 +135,7 @@ fn remark(occurrence: &OccurrencePreview) -> String {
     }
 }
 
-pub(crate) async fn one(State(backend): State<Backend>, Path(id): Path<String>) -> Response {
+pub(crate) async fn one(backend: Backend, Path(id): Path<String>) -> Response {
     let client = backend.schedules();
     let preview = PreviewScheduleRequest {
         schedule: Some(Previewed::Id(id.clone())),

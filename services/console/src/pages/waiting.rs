@@ -1,7 +1,7 @@
 //! Failed records that wait for their next attempt. Each look reads topics, so it happens on request only.
 
 use askama::Template;
-use axum::extract::{Query, State};
+use axum::extract::Query;
 use axum::response::Response;
 use redeliver_client::messages::{
     GetWaitingStatsRequest, ListWaitingRequest, WaitingFilter, WaitingPlace, WaitingRecords, WaitingStats,
@@ -76,7 +76,7 @@ impl Page {
     }
 }
 
-pub(crate) async fn page(State(backend): State<Backend>, Query(parameters): Query<Parameters>) -> Response {
+pub(crate) async fn page(backend: Backend, Query(parameters): Query<Parameters>) -> Response {
     let parameters = Parameters {
         pipeline: parameters.pipeline.trim().to_owned(),
         place: parameters.place.trim().to_owned(),
