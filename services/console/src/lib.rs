@@ -6,6 +6,8 @@
 //! | module | contents |
 //! |---|---|
 //! | [`backend`] | clients of the inspector and the scheduler |
+//! | `cookies` | reads and sets cookies |
+//! | `site` | the addresses of the console |
 //! | `security` | headers of every response, and which requests are refused |
 //! | `html` | times, numbers, bytes and small charts as HTML |
 //! | `page` | what pages share: frame, problems, parameters |
@@ -14,10 +16,12 @@
 
 mod assets;
 pub mod backend;
+mod cookies;
 mod html;
 mod page;
 mod pages;
 mod security;
+mod site;
 
 use std::io;
 
@@ -27,15 +31,16 @@ use redeliver_runtime::listen::Listener;
 use tokio_util::sync::CancellationToken;
 
 pub use backend::Backend;
+use site::Sites;
 
 /// All pages. `hosts` are the names under which browsers reach them, besides addresses and `localhost`.
-pub fn routes(backend: Backend, hosts: Vec<String>) -> Router {
+pub fn routes(backend: Backend, hosts: &[String]) -> Router {
     pages::routes()
         .layer(Extension(backend))
         .merge(assets::routes())
         .fallback(pages::not_found)
         .layer(axum::middleware::from_fn_with_state(
-            security::Hosts::from(hosts),
+            Sites::new(hosts, false),
             security::protect,
         ))
 }
@@ -47,7 +52,7 @@ pub fn routes(backend: Backend, hosts: Vec<String>) -> Router {
 pub async fn serve(listener: Listener, backend: Backend, stop: CancellationToken) -> io::Result<()> {
     http_server::serve(
         listener,
-        routes(backend, Vec::new()),
+        routes(backend, &[]),
         HttpLimits::default(),
         stop.cancelled_owned(),
     )

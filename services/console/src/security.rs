@@ -1,13 +1,11 @@
 //! What protects every page: headers of the response, and requests that are refused.
 
-use std::net::IpAddr;
-use std::sync::Arc;
-
 use axum::extract::{Request, State};
-use axum::http::uri::Authority;
 use axum::http::{HeaderName, HeaderValue, Method, StatusCode, header};
 use axum::middleware::Next;
 use axum::response::{IntoResponse as _, Response};
+
+use crate::site::Sites;
 
 /// No inline script, no inline style, nothing from another host, and no frame around a page.
 const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self'; \
@@ -28,22 +26,9 @@ const HEADERS: [(HeaderName, &str); 6] = [
     ),
 ];
 
-/// The host names and addresses under which browsers reach the console, besides those of loopback.
-pub(crate) type Hosts = Arc<[String]>;
-
 /// Refuses requests that no page makes, and adds the headers. Pages show what their viewer may see, so nothing keeps them.
-pub(crate) async fn protect(State(hosts): State<Hosts>, request: Request, next: Next) -> Response {
-    let mut response = if !is_known_host(&request, &hosts) {
-        let advice = "The console does not serve this host name: open it as localhost.\n";
-        (StatusCode::MISDIRECTED_REQUEST, advice).into_response()
-    } else if *request.method() != Method::GET {
-        // A HEAD would cost as much as a GET.
-        (StatusCode::METHOD_NOT_ALLOWED, [(header::ALLOW, "GET")]).into_response()
-    } else if !is_wanted(&request) {
-        StatusCode::FORBIDDEN.into_response()
-    } else {
-        next.run(request).await
-    };
+pub(crate) async fn protect(State(sites): State<Sites>, request: Request, next: Next) -> Response {
+    let mut response = admit(&sites, request, next).await;
     let headers = response.headers_mut();
     for (name, value) in HEADERS {
         headers.insert(name, HeaderValue::from_static(value));
@@ -52,6 +37,22 @@ pub(crate) async fn protect(State(hosts): State<Hosts>, request: Request, next: 
         .entry(header::CACHE_CONTROL)
         .or_insert(HeaderValue::from_static("no-store"));
     response
+}
+
+async fn admit(sites: &Sites, mut request: Request, next: Next) -> Response {
+    let Some(site) = sites.of(&request) else {
+        let advice = "The console does not serve this host name: open it as localhost, or add the name to console.hosts.\n";
+        return (StatusCode::MISDIRECTED_REQUEST, advice).into_response();
+    };
+    request.extensions_mut().insert(site);
+    if *request.method() != Method::GET {
+        // A HEAD would cost as much as a GET.
+        return (StatusCode::METHOD_NOT_ALLOWED, [(header::ALLOW, "GET")]).into_response();
+    }
+    if !is_wanted(&request) {
+        return StatusCode::FORBIDDEN.into_response();
+    }
+    next.run(request).await
 }
 
 /// Whether a person asks for it. Pages read topics and leave entries in the audit log, so neither images of other sites nor pages that a browser
@@ -64,24 +65,6 @@ fn is_wanted(request: &Request) -> bool {
     !is_ahead && (!is_foreign || is_link)
 }
 
-/// Whether the request names this console. A page of another site can make its own name point to this machine (DNS rebinding), but its requests
-/// name that site then.
-fn is_known_host(request: &Request, hosts: &[String]) -> bool {
-    let of_header = request.headers().get(header::HOST);
-    let of_header = of_header.and_then(|host| Authority::try_from(host.as_bytes()).ok());
-    // HTTP/2 has the host in the address of the request.
-    let Some(authority) = request.uri().authority().cloned().or(of_header) else {
-        return false;
-    };
-    let host = authority.host();
-    let address = host.trim_start_matches('[').trim_end_matches(']');
-    address
-        .parse::<IpAddr>()
-        .is_ok_and(|address| address.is_loopback())
-        || host.eq_ignore_ascii_case("localhost")
-        || hosts.iter().any(|known| known.eq_ignore_ascii_case(host))
-}
-
 #[cfg(test)]
 mod tests {
     use axum::Router;
@@ -92,10 +75,10 @@ mod tests {
     use super::*;
 
     async fn respond(method: Method, uri: &str, host: Option<&str>) -> Response {
-        let hosts = Hosts::from(["console.example".to_owned()]);
+        let sites = Sites::new(&["console.example".to_owned()], false);
         let routes = Router::new()
             .route("/", get(async || "page"))
-            .layer(axum::middleware::from_fn_with_state(hosts, protect));
+            .layer(axum::middleware::from_fn_with_state(sites, protect));
         let mut request = Request::builder().method(method).uri(uri);
         if let Some(host) = host {
             request = request.header(header::HOST, host);
