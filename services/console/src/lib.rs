@@ -6,20 +6,26 @@
 //! | module | contents |
 //! |---|---|
 //! | [`backend`] | clients of the inspector and the scheduler |
+//! | `command` | the command that does the same as a page |
 //! | `cookies` | reads and sets cookies |
 //! | `site` | the addresses of the console |
 //! | `security` | headers of every response, and which requests are refused |
 //! | `html` | times, numbers, bytes and small charts as HTML |
-//! | `page` | what pages share: frame, problems, parameters |
+//! | `form` | forms: their fields, what protects them, and how one acts once |
+//! | `page` | what pages share: frame, problems, addresses |
+//! | `parameters` | parameters of addresses |
 //! | `pages` | one module per page |
 //! | `assets` | style sheet and scripts |
 
 mod assets;
 pub mod backend;
+mod command;
 mod cookies;
+mod form;
 mod html;
 mod page;
 mod pages;
+mod parameters;
 mod security;
 mod site;
 

@@ -5,7 +5,7 @@ use axum::http::{HeaderName, HeaderValue, Method, StatusCode, header};
 use axum::middleware::Next;
 use axum::response::{IntoResponse as _, Response};
 
-use crate::site::Sites;
+use crate::site::{Site, Sites};
 
 /// No inline script, no inline style, nothing from another host, and no frame around a page.
 const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self'; \
@@ -44,15 +44,28 @@ async fn admit(sites: &Sites, mut request: Request, next: Next) -> Response {
         let advice = "The console does not serve this host name: open it as localhost, or add the name to console.hosts.\n";
         return (StatusCode::MISDIRECTED_REQUEST, advice).into_response();
     };
-    request.extensions_mut().insert(site);
-    if *request.method() != Method::GET {
+    let is_admitted = match *request.method() {
+        Method::GET => is_wanted(&request),
+        Method::POST => is_from(&site, &request),
         // A HEAD would cost as much as a GET.
-        return (StatusCode::METHOD_NOT_ALLOWED, [(header::ALLOW, "GET")]).into_response();
+        _ => return (StatusCode::METHOD_NOT_ALLOWED, [(header::ALLOW, "GET, POST")]).into_response(),
+    };
+    if !is_admitted {
+        let advice = "The console answers its own pages only: open it, and go on from there.\n";
+        return (StatusCode::FORBIDDEN, advice).into_response();
     }
-    if !is_wanted(&request) {
-        return StatusCode::FORBIDDEN.into_response();
-    }
+    request.extensions_mut().insert(site);
     next.run(request).await
+}
+
+/// Whether a page of this console sends a form. No page can change the headers by which browsers tell it.
+fn is_from(site: &Site, request: &Request) -> bool {
+    let value = |name: &str| request.headers().get(name).map(HeaderValue::as_bytes);
+    match value("sec-fetch-site") {
+        Some(from) => from == b"same-origin",
+        // Browsers leave it out on plain HTTP, except on this machine.
+        None => value("origin") == Some(site.origin.as_bytes()),
+    }
 }
 
 /// Whether a person asks for it. Pages read topics and leave entries in the audit log, so neither images of other sites nor pages that a browser
@@ -143,11 +156,40 @@ mod tests {
         assert!(!request(&[("sec-purpose", "prefetch;prerender")]));
     }
 
+    #[test]
+    fn only_own_pages_send_forms() {
+        let own = "https://console.example:8484";
+        let site = Site {
+            origin: own.to_owned(),
+            is_secure: true,
+        };
+        let sent = |headers: &[(&str, &str)]| {
+            let request = headers.iter().fold(Request::builder(), |request, (name, value)| {
+                request.header(*name, *value)
+            });
+            is_from(&site, &request.body(Body::empty()).unwrap())
+        };
+        let (from, origin) = ("sec-fetch-site", "origin");
+        assert!(sent(&[(from, "same-origin"), (origin, own)]) && sent(&[(origin, own)]));
+        for refused in [
+            &[][..],
+            &[(from, "cross-site"), (origin, "https://evil.example")],
+            &[(from, "same-site"), (origin, own)],
+            &[(from, "none")],
+            &[(origin, "null")],
+            &[(origin, "https://console.example")],
+            &[(origin, "https://evil.example/?https://console.example:8484")],
+        ] {
+            assert!(!sent(refused), "{refused:?}");
+        }
+    }
+
     #[tokio::test]
     async fn every_response_has_headers() {
         let cases = [
             (Method::GET, "/", StatusCode::OK),
-            (Method::POST, "/", StatusCode::METHOD_NOT_ALLOWED),
+            (Method::HEAD, "/", StatusCode::METHOD_NOT_ALLOWED),
+            (Method::POST, "/", StatusCode::FORBIDDEN),
             (Method::GET, "/missing", StatusCode::NOT_FOUND),
         ];
         for (method, path, expected) in cases {
