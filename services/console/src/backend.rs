@@ -6,8 +6,8 @@ use axum::extract::FromRequestParts;
 use axum::http::StatusCode;
 use axum::http::request::Parts;
 use redeliver_client::{
-    AuditClient, ClientError, Connection, DeadLetterClient, Endpoint, JobClient, OverviewClient,
-    RedriveClient, ScheduleClient, WaitingClient,
+    AuditClient, ClientError, Connection, ControlClient, DeadLetterClient, Endpoint, JobClient,
+    OverviewClient, RedriveClient, ScheduleClient, WaitingClient,
 };
 use redeliver_core::error_chain::error_chain;
 use redeliver_runtime::config::{BackendConfig, ConfigError, ConsoleConfig, Secret};
@@ -84,6 +84,15 @@ impl Backend {
 
     pub(crate) fn overview(&self) -> OverviewClient {
         OverviewClient::new(&self.inspector)
+    }
+
+    /// For what has this name. Only the scheduler knows applications.
+    pub(crate) fn controls(&self, name: &str) -> ControlClient {
+        ControlClient::new(if name.starts_with("app/") {
+            &self.scheduler
+        } else {
+            &self.inspector
+        })
     }
 
     pub(crate) fn jobs(&self) -> JobClient {

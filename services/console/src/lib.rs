@@ -6,6 +6,7 @@
 //! | module | contents |
 //! |---|---|
 //! | `backend` | clients of the inspector and the scheduler |
+//! | `command` | the command that does the same as a page |
 //! | `site` | the addresses of the console |
 //! | `security` | headers of every response, and which requests are refused |
 //! | `sign_in` | sign-in, sign-out, and the session of each request |
@@ -14,18 +15,23 @@
 //! | `cookies`, `cookie_keys` | reads and sets cookies; encrypts them |
 //! | `viewer` | who looks at the page that is made |
 //! | `html` | times, numbers, bytes and small charts as HTML |
-//! | `page` | what pages share: frame, problems, parameters |
+//! | `form` | forms: their fields, what protects them, and how one acts once |
+//! | `page` | what pages share: frame, problems, addresses |
+//! | `parameters` | parameters of addresses |
 //! | `pages` | one module per page |
 //! | `assets` | style sheet and scripts |
 
 mod assets;
 mod backend;
+mod command;
 mod cookie_keys;
 mod cookies;
+mod form;
 mod html;
 mod oidc;
 mod page;
 mod pages;
+mod parameters;
 mod security;
 mod session;
 mod sign_in;

@@ -29,7 +29,7 @@ function enhance(root) {
 let isReading = false;
 
 function isInUse() {
-  return document.querySelector("dialog[open], .list a:hover, .concerns a:hover") || !getSelection().isCollapsed;
+  return document.querySelector("dialog[open], form.act, .actions a:hover, .list a:hover, .concerns a:hover") || !getSelection().isCollapsed;
 }
 
 // What is shown stays, and the link leads back to it.
