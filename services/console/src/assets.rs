@@ -9,8 +9,6 @@ use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse as _, Response};
 use axum::routing::get;
 
-use crate::backend::Backend;
-
 /// Names, content types and contents.
 const ASSETS: [(&str, &str, &str); 4] = [
     (
@@ -40,7 +38,7 @@ pub(crate) static VERSION: LazyLock<String> = LazyLock::new(|| {
     format!("{:016x}", hasher.finish())
 });
 
-pub(crate) fn routes() -> Router<Backend> {
+pub(crate) fn routes() -> Router {
     Router::new().route("/static/{version}/{name}", get(asset))
 }
 

@@ -2,20 +2,26 @@
 
 use std::time::Duration;
 
+use axum::extract::FromRequestParts;
+use axum::http::StatusCode;
+use axum::http::request::Parts;
 use redeliver_client::{
-    AuditClient, ClientError, Connection, DeadLetterClient, Endpoint, JobClient, OverviewClient,
-    RedriveClient, ScheduleClient, WaitingClient,
+    AuditClient, ClientError, Connection, ControlClient, DeadLetterClient, Endpoint, JobClient,
+    OverviewClient, RedriveClient, ScheduleClient, WaitingClient,
 };
+use redeliver_core::error_chain::error_chain;
+use redeliver_runtime::config::{ConfigError, Secret};
 
 /// How long a page waits for a service. A viewer must know within two seconds that a service is gone.
 const CONNECT_TIMEOUT: Duration = Duration::from_millis(1_500);
 const CALL_TIMEOUT: Duration = Duration::from_secs(15);
 
-/// The services behind the console. Clones share their connections.
+/// The services behind the console, called with the token of the viewer. Clones share their connections. Handlers get it as an extractor.
 #[derive(Clone, Debug)]
-pub struct Backend {
+pub(crate) struct Backend {
     inspector: Connection,
     scheduler: Connection,
+    token: Option<Secret>,
 }
 
 impl Backend {
@@ -23,27 +29,41 @@ impl Backend {
     ///
     /// # Errors
     /// If an endpoint is invalid.
-    pub fn new(inspector: Endpoint, scheduler: Endpoint) -> Result<Self, ClientError> {
-        let connect = |endpoint: Endpoint| {
-            let endpoint = endpoint.connect_timeout(CONNECT_TIMEOUT).timeout(CALL_TIMEOUT);
-            endpoint.connect_lazily()
+    pub(crate) fn new(config: &ConsoleConfig) -> Result<Self, ConfigError> {
+        let connect = |field, config: &BackendConfig| {
+            let connection = endpoint(config).connect_lazily();
+            connection.map_err(|error| ConfigError::of_field(field, error_chain(&error)))
         };
         Ok(Self {
-            inspector: connect(inspector)?,
-            scheduler: connect(scheduler)?,
+            inspector: connect("console.inspector", &config.inspector)?,
+            scheduler: connect("console.scheduler", &config.scheduler)?,
+            token: None,
         })
     }
 
-    /// The address of the inspector.
-    #[must_use]
-    pub fn inspector(&self) -> &str {
-        self.inspector.url()
+    /// The same services, called with this token.
+    ///
+    /// # Errors
+    /// If the token cannot be sent.
+    pub(crate) fn with_token(&self, token: Secret) -> Result<Self, ClientError> {
+        Self {
+            token: Some(token),
+            ..self.clone()
+        }
+        .with_reason("")
     }
 
-    /// The address of the scheduler.
-    #[must_use]
-    pub fn scheduler(&self) -> &str {
-        self.scheduler.url()
+    /// The same viewer, with this reason for the audit log if it is not empty.
+    ///
+    /// # Errors
+    /// If the token cannot be sent.
+    pub(crate) fn with_reason(&self, reason: &str) -> Result<Self, ClientError> {
+        let token = self.token.as_ref().map(Secret::expose);
+        Ok(Self {
+            inspector: self.inspector.with_caller(token, reason)?,
+            scheduler: self.scheduler.with_caller(token, reason)?,
+            token: self.token.clone(),
+        })
     }
 
     pub(crate) fn dead_letters(&self) -> DeadLetterClient {
@@ -66,11 +86,49 @@ impl Backend {
         OverviewClient::new(&self.inspector)
     }
 
+    /// For what has this name. Only the scheduler knows applications.
+    pub(crate) fn controls(&self, name: &str) -> ControlClient {
+        ControlClient::new(if name.starts_with("app/") {
+            &self.scheduler
+        } else {
+            &self.inspector
+        })
+    }
+
     pub(crate) fn jobs(&self) -> JobClient {
         JobClient::new(&self.scheduler)
     }
 
     pub(crate) fn schedules(&self) -> ScheduleClient {
         ScheduleClient::new(&self.scheduler)
+    }
+}
+
+fn endpoint(config: &BackendConfig) -> Endpoint {
+    let mut endpoint = Endpoint::new(config.url.as_str())
+        .connect_timeout(CONNECT_TIMEOUT)
+        .timeout(CALL_TIMEOUT);
+    if let Some(path) = &config.ca_file {
+        endpoint = endpoint.ca_file(path);
+    }
+    if let (Some(certificate), Some(key)) = (&config.cert_file, &config.key_file) {
+        endpoint = endpoint.client_certificate(certificate, key);
+    }
+    if config.allow_plaintext_token {
+        endpoint = endpoint.allow_plaintext_token();
+    }
+    endpoint
+}
+
+impl<S: Sync> FromRequestParts<S> for Backend {
+    type Rejection = StatusCode;
+
+    async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, StatusCode> {
+        // A layer has put it there, or has refused the request.
+        parts
+            .extensions
+            .get::<Self>()
+            .cloned()
+            .ok_or(StatusCode::UNAUTHORIZED)
     }
 }

@@ -12,6 +12,7 @@ use redeliver_core::{Clock as _, SystemClock, error_chain};
 
 use crate::assets;
 use crate::html;
+use crate::viewer::Viewer;
 
 /// An entry of the navigation: path, name, and key to go there after `g`.
 type Entry = (&'static str, &'static str, char);
@@ -47,6 +48,7 @@ pub(crate) struct Frame {
     pub(crate) as_of: Option<Timestamp>,
     /// Whether the page reads itself again every two seconds.
     pub(crate) live: bool,
+    pub(crate) viewer: Viewer,
 }
 
 impl Frame {
@@ -58,6 +60,7 @@ impl Frame {
             now: SystemClock.now(),
             as_of: None,
             live: false,
+            viewer: Viewer::current(),
         }
     }
 
@@ -113,7 +116,17 @@ impl Problem {
         }
     }
 
-    /// A parameter of the address is invalid.
+    /// What is there does not allow the change.
+    pub(crate) fn conflict(detail: impl Into<String>) -> Self {
+        Self {
+            status: StatusCode::CONFLICT,
+            title: "Not possible now".to_owned(),
+            detail: detail.into(),
+            advice: String::new(),
+        }
+    }
+
+    /// A parameter of the address or a field of a form is invalid.
     pub(crate) fn invalid(detail: impl Into<String>) -> Self {
         Self {
             status: StatusCode::BAD_REQUEST,
@@ -121,6 +134,15 @@ impl Problem {
             detail: detail.into(),
             advice: "Correct the address or the form.".to_owned(),
         }
+    }
+}
+
+impl Problem {
+    /// Where to sign in with another token, if that helps.
+    pub(crate) fn sign_in(&self) -> Option<String> {
+        (self.status == StatusCode::UNAUTHORIZED)
+            .then(|| Viewer::current().sign_in_again())
+            .flatten()
     }
 }
 
@@ -136,8 +158,16 @@ impl From<ClientError> for Problem {
             (_, Some(Code::InvalidArgument)) => (
                 StatusCode::BAD_REQUEST,
                 "Invalid request".to_owned(),
-                "Correct the filter or the address.".to_owned(),
+                "Correct the form, the filter or the address.".to_owned(),
             ),
+            (_, Some(Code::Aborted)) => (
+                StatusCode::CONFLICT,
+                "Changed meanwhile".to_owned(),
+                "This is how it is now. Look at it, then repeat.".to_owned(),
+            ),
+            (_, Some(Code::FailedPrecondition | Code::AlreadyExists)) => {
+                (StatusCode::CONFLICT, "Not possible now".to_owned(), String::new())
+            }
             (_, Some(Code::NotFound)) => (StatusCode::NOT_FOUND, "Not found".to_owned(), String::new()),
             (_, Some(Code::Unauthenticated)) => (
                 StatusCode::UNAUTHORIZED,
@@ -236,6 +266,31 @@ pub(crate) fn gaps(completeness: Option<&Completeness>, now: Timestamp) -> Optio
     Some(gaps.join("; "))
 }
 
+/// A link to a page with a form that changes something.
+pub(crate) struct Button {
+    pub(crate) label: String,
+    pub(crate) link: String,
+    /// Whether it is the next step that is recommended.
+    pub(crate) is_next: bool,
+}
+
+impl Button {
+    pub(crate) fn new(label: impl Into<String>, link: String) -> Self {
+        Self {
+            label: label.into(),
+            link,
+            is_next: false,
+        }
+    }
+
+    pub(crate) fn next(self) -> Self {
+        Self {
+            is_next: true,
+            ..self
+        }
+    }
+}
+
 /// What a segment or a parameter of an address need not encode.
 const PLAIN: &AsciiSet = &NON_ALPHANUMERIC
     .remove(b'-')
@@ -266,16 +321,6 @@ pub(crate) fn literal(text: &str) -> String {
     format!("\"{}\"", text.replace('\\', r"\\").replace('"', "\\\""))
 }
 
-/// A text as one argument of a shell.
-pub(crate) fn quoted(text: &str) -> String {
-    let is_plain = |c: char| c.is_ascii_alphanumeric() || "-_./:@".contains(c);
-    if !text.is_empty() && text.chars().all(is_plain) {
-        text.to_owned()
-    } else {
-        format!("'{}'", text.replace('\'', r"'\''"))
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -300,12 +345,5 @@ mod tests {
         let command = |text: &str| Frame::new("/", "x").command(text).command;
         assert_eq!(command("redeliver status").as_deref(), Some("redeliver status"));
         assert_eq!(command("redeliver dlq ls --filter '\u{15}curl x|sh\n'"), None);
-    }
-
-    #[test]
-    fn arguments_are_quoted_for_shells() {
-        assert_eq!(quoted("orders-dlq/7/0"), "orders-dlq/7/0");
-        assert_eq!(quoted("it's $HOME"), r"'it'\''s $HOME'");
-        assert_eq!(quoted(""), "''");
     }
 }

@@ -1,5 +1,6 @@
 //! One module per page.
 
+mod act;
 mod audit;
 mod due;
 mod groups;
@@ -16,10 +17,9 @@ use axum::Router;
 use axum::response::Response;
 use axum::routing::get;
 
-use crate::backend::Backend;
 use crate::page::{Failed, Problem};
 
-pub(crate) fn routes() -> Router<Backend> {
+pub(crate) fn routes() -> Router {
     Router::new()
         .route("/", get(now::page))
         .route("/pipelines/{name}", get(pipeline::page))
@@ -37,6 +37,7 @@ pub(crate) fn routes() -> Router<Backend> {
         .route("/schedules/{id}", get(schedules::one))
         .route("/trace", get(trace::page))
         .route("/audit", get(audit::page))
+        .merge(act::routes())
 }
 
 pub(crate) async fn not_found() -> Response {
@@ -55,18 +56,32 @@ mod tests {
         for entry in fs::read_dir(templates).unwrap() {
             let path = entry.unwrap().path();
             let text = fs::read_to_string(&path).unwrap();
+            // Attributes can be in capitals, and at the beginning of a line.
+            let text = text.to_lowercase().replace(['\n', '\t'], " ");
             for forbidden in [
                 " style=",
                 "<style",
-                " onclick",
-                " onload",
-                " onsubmit",
                 "javascript:",
-                "<script>",
                 "|safe",
+                "| safe",
+                "srcdoc=",
+                "<base",
+                "<iframe",
             ] {
                 assert!(!text.contains(forbidden), "{forbidden} in {}", path.display());
             }
+            let mut handlers = text.match_indices(" on").map(|(at, _)| &text[at + 3..]);
+            let is_handler = |rest: &str| {
+                let name = rest.trim_start_matches(|c: char| c.is_ascii_lowercase() || c == '-' || c == ':');
+                name.trim_start().starts_with('=')
+            };
+            assert!(!handlers.any(is_handler), "a handler in {}", path.display());
+            let mut scripts = text.match_indices("<script").map(|(at, _)| &text[at..]);
+            assert!(
+                scripts.all(|script| script.starts_with("<script src=")),
+                "inline script in {}",
+                path.display()
+            );
             seen += 1;
         }
         assert!(seen > 10, "{seen} templates");

@@ -1,13 +1,11 @@
 //! What protects every page: headers of the response, and requests that are refused.
 
-use std::net::IpAddr;
-use std::sync::Arc;
-
 use axum::extract::{Request, State};
-use axum::http::uri::Authority;
 use axum::http::{HeaderName, HeaderValue, Method, StatusCode, header};
 use axum::middleware::Next;
 use axum::response::{IntoResponse as _, Response};
+
+use crate::site::{Site, Sites};
 
 /// No inline script, no inline style, nothing from another host, and no frame around a page.
 const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self'; \
@@ -28,22 +26,9 @@ const HEADERS: [(HeaderName, &str); 6] = [
     ),
 ];
 
-/// The host names and addresses under which browsers reach the console, besides those of loopback.
-pub(crate) type Hosts = Arc<[String]>;
-
 /// Refuses requests that no page makes, and adds the headers. Pages show what their viewer may see, so nothing keeps them.
-pub(crate) async fn protect(State(hosts): State<Hosts>, request: Request, next: Next) -> Response {
-    let mut response = if !is_known_host(&request, &hosts) {
-        let advice = "The console does not serve this host name: open it as localhost.\n";
-        (StatusCode::MISDIRECTED_REQUEST, advice).into_response()
-    } else if *request.method() != Method::GET {
-        // A HEAD would cost as much as a GET.
-        (StatusCode::METHOD_NOT_ALLOWED, [(header::ALLOW, "GET")]).into_response()
-    } else if !is_wanted(&request) {
-        StatusCode::FORBIDDEN.into_response()
-    } else {
-        next.run(request).await
-    };
+pub(crate) async fn protect(State(sites): State<Sites>, request: Request, next: Next) -> Response {
+    let mut response = admit(&sites, request, next).await;
     let headers = response.headers_mut();
     for (name, value) in HEADERS {
         headers.insert(name, HeaderValue::from_static(value));
@@ -52,6 +37,35 @@ pub(crate) async fn protect(State(hosts): State<Hosts>, request: Request, next: 
         .entry(header::CACHE_CONTROL)
         .or_insert(HeaderValue::from_static("no-store"));
     response
+}
+
+async fn admit(sites: &Sites, mut request: Request, next: Next) -> Response {
+    let Some(site) = sites.of(&request) else {
+        let advice = "The console does not serve this host name: open it as localhost, or add the name to console.hosts.\n";
+        return (StatusCode::MISDIRECTED_REQUEST, advice).into_response();
+    };
+    let is_admitted = match *request.method() {
+        Method::GET => is_wanted(&request),
+        Method::POST => is_from(&site, &request),
+        // A HEAD would cost as much as a GET.
+        _ => return (StatusCode::METHOD_NOT_ALLOWED, [(header::ALLOW, "GET, POST")]).into_response(),
+    };
+    if !is_admitted {
+        let advice = "The console answers its own pages only: open it, and go on from there.\n";
+        return (StatusCode::FORBIDDEN, advice).into_response();
+    }
+    request.extensions_mut().insert(site);
+    next.run(request).await
+}
+
+/// Whether a page of this console sends a form. No page can change the headers by which browsers tell it.
+fn is_from(site: &Site, request: &Request) -> bool {
+    let value = |name: &str| request.headers().get(name).map(HeaderValue::as_bytes);
+    match value("sec-fetch-site") {
+        Some(from) => from == b"same-origin",
+        // Browsers leave it out on plain HTTP, except on this machine.
+        None => value("origin") == Some(site.origin.as_bytes()),
+    }
 }
 
 /// Whether a person asks for it. Pages read topics and leave entries in the audit log, so neither images of other sites nor pages that a browser
@@ -64,24 +78,6 @@ fn is_wanted(request: &Request) -> bool {
     !is_ahead && (!is_foreign || is_link)
 }
 
-/// Whether the request names this console. A page of another site can make its own name point to this machine (DNS rebinding), but its requests
-/// name that site then.
-fn is_known_host(request: &Request, hosts: &[String]) -> bool {
-    let of_header = request.headers().get(header::HOST);
-    let of_header = of_header.and_then(|host| Authority::try_from(host.as_bytes()).ok());
-    // HTTP/2 has the host in the address of the request.
-    let Some(authority) = request.uri().authority().cloned().or(of_header) else {
-        return false;
-    };
-    let host = authority.host();
-    let address = host.trim_start_matches('[').trim_end_matches(']');
-    address
-        .parse::<IpAddr>()
-        .is_ok_and(|address| address.is_loopback())
-        || host.eq_ignore_ascii_case("localhost")
-        || hosts.iter().any(|known| known.eq_ignore_ascii_case(host))
-}
-
 #[cfg(test)]
 mod tests {
     use axum::Router;
@@ -92,10 +88,10 @@ mod tests {
     use super::*;
 
     async fn respond(method: Method, uri: &str, host: Option<&str>) -> Response {
-        let hosts = Hosts::from(["console.example".to_owned()]);
+        let sites = Sites::new(&["console.example".to_owned()], false);
         let routes = Router::new()
             .route("/", get(async || "page"))
-            .layer(axum::middleware::from_fn_with_state(hosts, protect));
+            .layer(axum::middleware::from_fn_with_state(sites, protect));
         let mut request = Request::builder().method(method).uri(uri);
         if let Some(host) = host {
             request = request.header(header::HOST, host);
@@ -160,11 +156,40 @@ mod tests {
         assert!(!request(&[("sec-purpose", "prefetch;prerender")]));
     }
 
+    #[test]
+    fn only_own_pages_send_forms() {
+        let own = "https://console.example:8484";
+        let site = Site {
+            origin: own.to_owned(),
+            is_secure: true,
+        };
+        let sent = |headers: &[(&str, &str)]| {
+            let request = headers.iter().fold(Request::builder(), |request, (name, value)| {
+                request.header(*name, *value)
+            });
+            is_from(&site, &request.body(Body::empty()).unwrap())
+        };
+        let (from, origin) = ("sec-fetch-site", "origin");
+        assert!(sent(&[(from, "same-origin"), (origin, own)]) && sent(&[(origin, own)]));
+        for refused in [
+            &[][..],
+            &[(from, "cross-site"), (origin, "https://evil.example")],
+            &[(from, "same-site"), (origin, own)],
+            &[(from, "none")],
+            &[(origin, "null")],
+            &[(origin, "https://console.example")],
+            &[(origin, "https://evil.example/?https://console.example:8484")],
+        ] {
+            assert!(!sent(refused), "{refused:?}");
+        }
+    }
+
     #[tokio::test]
     async fn every_response_has_headers() {
         let cases = [
             (Method::GET, "/", StatusCode::OK),
-            (Method::POST, "/", StatusCode::METHOD_NOT_ALLOWED),
+            (Method::HEAD, "/", StatusCode::METHOD_NOT_ALLOWED),
+            (Method::POST, "/", StatusCode::FORBIDDEN),
             (Method::GET, "/missing", StatusCode::NOT_FOUND),
         ];
         for (method, path, expected) in cases {

@@ -16,6 +16,7 @@ pub(crate) struct Sections {
     pub(crate) retry_tier: redeliver_retry_tier::RetryTierConfig,
     redis: redeliver_scheduler::index::redis::RedisConfig,
     pub(crate) dlq_inspector: redeliver_dlq_inspector::DlqInspectorConfig,
+    pub(crate) console: redeliver_console::ConsoleConfig,
 }
 
 impl OwnSections for Sections {
@@ -25,6 +26,7 @@ impl OwnSections for Sections {
         findings.inside("retry_tier", |at| self.retry_tier.check(shared, at));
         findings.inside("redis", |at| self.redis.check(at));
         findings.inside("dlq_inspector", |at| self.dlq_inspector.check(at));
+        findings.inside("console", |at| self.console.check(at));
     }
 }
 

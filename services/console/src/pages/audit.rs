@@ -1,7 +1,6 @@
 //! Who has changed or seen what.
 
 use askama::Template;
-use axum::extract::{Query, State};
 use axum::response::Response;
 use redeliver_client::Timestamp;
 use redeliver_client::convert::{from_timestamp, to_timestamp};
@@ -9,7 +8,9 @@ use redeliver_client::messages::{AuditEntry, ListAuditEntriesRequest};
 use serde::Deserialize;
 
 use crate::backend::Backend;
-use crate::page::{Failed, Frame, Part, Problem, address, quoted, respond, status};
+use crate::command::Command;
+use crate::page::{Failed, Frame, Part, Problem, address, respond, status};
+use crate::parameters::Query;
 
 const SECTION: &str = "/audit";
 const PAGE_SIZE: i32 = 100;
@@ -35,7 +36,7 @@ struct Page {
     next: Option<String>,
 }
 
-pub(crate) async fn page(State(backend): State<Backend>, Query(parameters): Query<Parameters>) -> Response {
+pub(crate) async fn page(backend: Backend, Query(parameters): Query<Parameters>) -> Response {
     let parameters = Parameters {
         by: parameters.by.trim().to_owned(),
         action: parameters.action.trim().to_owned(),
@@ -66,23 +67,16 @@ pub(crate) async fn page(State(backend): State<Backend>, Query(parameters): Quer
         page_size: PAGE_SIZE,
         page_token: parameters.page.clone(),
     };
-    let mut command = "redeliver dlq audit".to_owned();
-    for (flag, value) in [
-        ("--by", &parameters.by),
-        ("--action", &parameters.action),
-        ("--target", &parameters.target),
-    ] {
-        if !value.is_empty() {
-            command += &format!(" {flag} {}", quoted(value));
-        }
-    }
-    if let Some(from) = from
+    let earliest = from
         .as_ref()
         .and_then(from_timestamp)
-        .and_then(Timestamp::to_rfc3339)
-    {
-        command += &format!(" --from {from}");
-    }
+        .and_then(Timestamp::to_rfc3339);
+    let command = Command::new("dlq audit")
+        .option("--by", &parameters.by)
+        .option("--action", &parameters.action)
+        .option("--target", &parameters.target)
+        .option("--from", earliest.unwrap_or_default())
+        .option("--limit", PAGE_SIZE);
     let mut page = Page {
         frame: frame.command(command),
         entries: Ok(Vec::new()),

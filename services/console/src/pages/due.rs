@@ -1,7 +1,6 @@
 //! What is due in the next hour.
 
 use askama::Template;
-use axum::extract::{Query, State};
 use axum::response::Response;
 use redeliver_client::messages::{
     GetWaitingStatsRequest, ListSchedulesRequest, Schedule, Stats, WaitingCounts,
@@ -10,6 +9,7 @@ use serde::Deserialize;
 
 use crate::backend::Backend;
 use crate::page::{Frame, Part, Problem, respond, status};
+use crate::parameters::Query;
 
 const SECTION: &str = "/due";
 const MINUTES: u32 = 60;
@@ -39,7 +39,7 @@ impl Page {
     }
 }
 
-pub(crate) async fn page(State(backend): State<Backend>, Query(parameters): Query<Parameters>) -> Response {
+pub(crate) async fn page(backend: Backend, Query(parameters): Query<Parameters>) -> Response {
     let (jobs, schedules) = (backend.jobs(), backend.schedules());
     let reads_waits = !parameters.waiting.is_empty();
     let request = ListSchedulesRequest {

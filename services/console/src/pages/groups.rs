@@ -1,14 +1,15 @@
 //! Groups of dead letters that fail for the same reason.
 
 use askama::Template;
-use axum::extract::{Path, Query, State};
 use axum::response::Response;
 use redeliver_client::messages::{Group, GroupState, ListDeadLettersRequest, ListGroupsRequest};
 use serde::Deserialize;
 
 use crate::backend::Backend;
+use crate::command::Command;
 use crate::html;
-use crate::page::{Failed, Frame, Part, Problem, address, gaps, literal, quoted, respond, segment, status};
+use crate::page::{Button, Failed, Frame, Part, Problem, address, gaps, literal, respond, segment, status};
+use crate::parameters::{Path, Query};
 
 const SECTION: &str = "/groups";
 const PAGE_SIZE: i32 = 50;
@@ -75,18 +76,8 @@ impl Row {
         state_class(self.group.state())
     }
 
-    /// What failed, in one line.
     pub(crate) fn reason(&self) -> &str {
-        let Group {
-            template,
-            error_code,
-            error_class,
-            ..
-        } = &self.group;
-        [template, error_code, error_class]
-            .into_iter()
-            .find(|text| !text.is_empty())
-            .map_or("no error in the headers", |text| text)
+        reason(&self.group)
     }
 
     pub(crate) fn trend(&self) -> askama::filters::Safe<String> {
@@ -94,6 +85,20 @@ impl Row {
         let label = format!("{} dead letters in the last 24 hours", html::number(last));
         html::bars(&self.group.trend, "spark", &label)
     }
+}
+
+/// What failed, in one line.
+pub(super) fn reason(group: &Group) -> &str {
+    let Group {
+        template,
+        error_code,
+        error_class,
+        ..
+    } = group;
+    [template, error_code, error_class]
+        .into_iter()
+        .find(|text| !text.is_empty())
+        .map_or("no error in the headers", |text| text)
 }
 
 fn state_class(state: GroupState) -> &'static str {
@@ -116,7 +121,7 @@ pub(super) fn open(filter: &str, most: i32) -> ListGroupsRequest {
     }
 }
 
-pub(crate) async fn list(State(backend): State<Backend>, Query(parameters): Query<Parameters>) -> Response {
+pub(crate) async fn list(backend: Backend, Query(parameters): Query<Parameters>) -> Response {
     let Some((_, _, states)) = TABS.iter().find(|(name, ..)| *name == parameters.show) else {
         return Failed::respond(
             SECTION,
@@ -135,16 +140,14 @@ pub(crate) async fn list(State(backend): State<Backend>, Query(parameters): Quer
         ..ListGroupsRequest::default()
     };
     let answer = backend.dead_letters().groups(request).await;
-    let mut command = "redeliver dlq groups".to_owned();
-    for state in *states {
-        command += &format!(" --state {}", state_class(*state));
-    }
-    if !sort.is_empty() {
-        command += &format!(" --sort {sort}");
-    }
-    if !parameters.filter.is_empty() {
-        command += &format!(" --filter {}", quoted(&parameters.filter));
-    }
+    let states = states.iter().map(|state| state_class(*state));
+    let command = states
+        .fold(Command::new("dlq groups"), |command, state| {
+            command.option("--state", state)
+        })
+        .option("--sort", sort)
+        .option("--filter", &parameters.filter)
+        .option("--limit", PAGE_SIZE);
     let frame = Frame::new(SECTION, "Groups").command(command);
     let link = |show: &str, sort: &str, page: &str| {
         address(
@@ -210,9 +213,10 @@ struct One {
     gaps: Option<String>,
     samples: Part<Vec<super::letters::Row>>,
     all: String,
+    buttons: Vec<Button>,
 }
 
-pub(crate) async fn one(State(backend): State<Backend>, Path(id): Path<String>) -> Response {
+pub(crate) async fn one(backend: Backend, Path(id): Path<String>) -> Response {
     let client = backend.dead_letters();
     let group = match client.group(&id).await {
         Ok(Some(group)) => group,
@@ -226,8 +230,8 @@ pub(crate) async fn one(State(backend): State<Backend>, Path(id): Path<String>) 
         ..ListDeadLettersRequest::default()
     };
     let samples = client.list(request).await;
-    let frame = Frame::new(SECTION, format!("Group {id}"))
-        .command(format!("redeliver dlq group show {}", quoted(&id)));
+    let frame =
+        Frame::new(SECTION, format!("Group {id}")).command(Command::new("dlq group show").argument(&id));
     let page = One {
         gaps: gaps(group.completeness.as_ref(), frame.now),
         samples: samples
@@ -240,6 +244,7 @@ pub(crate) async fn one(State(backend): State<Backend>, Path(id): Path<String>) 
             })
             .map_err(Problem::from),
         all: address("/letters", &[("filter", &filter)]),
+        buttons: super::act::group(&group),
         row: Row::of(group),
         frame,
     };

@@ -1,15 +1,16 @@
 //! Scheduled jobs.
 
 use askama::Template;
-use axum::extract::{Path, Query, State};
 use axum::response::Response;
 use redeliver_client::JobId;
 use redeliver_client::messages::{Job, ListJobsRequest, Stats};
 use serde::Deserialize;
 
 use crate::backend::Backend;
+use crate::command::Command;
 use crate::html::Shown;
-use crate::page::{Failed, Frame, Part, Problem, address, quoted, respond, segment, status};
+use crate::page::{Button, Failed, Frame, Part, Problem, address, respond, segment, status};
+use crate::parameters::{Path, Query};
 
 const SECTION: &str = "/jobs";
 const PAGE_SIZE: i32 = 100;
@@ -31,6 +32,7 @@ struct Jobs {
     jobs: Part<Vec<Row>>,
     stats: Part<Stats>,
     next: Option<String>,
+    buttons: Vec<Button>,
 }
 
 struct Row {
@@ -38,7 +40,7 @@ struct Row {
     link: String,
 }
 
-pub(crate) async fn list(State(backend): State<Backend>, Query(parameters): Query<Parameters>) -> Response {
+pub(crate) async fn list(backend: Backend, Query(parameters): Query<Parameters>) -> Response {
     let id = parameters.id.trim();
     if !id.is_empty() {
         return show(&backend, id).await;
@@ -55,10 +57,9 @@ pub(crate) async fn list(State(backend): State<Backend>, Query(parameters): Quer
         client.list(request),
         client.stats((!app.is_empty()).then_some(app), 60)
     );
-    let command = match app {
-        "" => "redeliver jobs ls --api".to_owned(),
-        app => format!("redeliver jobs ls --api --app {}", quoted(app)),
-    };
+    let command = Command::new("jobs ls --api")
+        .option("--app", app)
+        .option("--limit", PAGE_SIZE);
     let (jobs, next) = match jobs {
         Ok(answer) => {
             let token = answer.next_page_token;
@@ -76,6 +77,7 @@ pub(crate) async fn list(State(backend): State<Backend>, Query(parameters): Quer
         jobs,
         stats: stats.map_err(Problem::from),
         next,
+        buttons: super::act::jobs(app),
         parameters,
     };
     let status = status(&page.jobs);
@@ -88,6 +90,7 @@ struct One {
     frame: Frame,
     job: Job,
     data: Option<Shown>,
+    buttons: Vec<Button>,
 }
 
 impl One {
@@ -96,7 +99,7 @@ impl One {
     }
 }
 
-pub(crate) async fn one(State(backend): State<Backend>, Path(id): Path<String>) -> Response {
+pub(crate) async fn one(backend: Backend, Path(id): Path<String>) -> Response {
     show(&backend, &id).await
 }
 
@@ -109,8 +112,9 @@ async fn show(backend: &Backend, id: &str) -> Response {
         Ok(Some(job)) => {
             let page = One {
                 frame: Frame::new(SECTION, format!("Job {id}"))
-                    .command(format!("redeliver jobs get {}", quoted(id))),
+                    .command(Command::new("jobs get").argument(id)),
                 data: (!job.data.is_empty()).then(|| Shown::of(&job.data)),
+                buttons: super::act::job(&job),
                 job,
             };
             respond(&page, axum::http::StatusCode::OK)

@@ -2,7 +2,6 @@
 
 use askama::Template;
 use askama::filters::Safe;
-use axum::extract::{Path, Query, State};
 use axum::http::StatusCode;
 use axum::response::Response;
 use redeliver_client::messages::{
@@ -10,10 +9,11 @@ use redeliver_client::messages::{
 };
 use serde::Deserialize;
 
-use super::trace::Step;
 use crate::backend::Backend;
+use crate::command::Command;
 use crate::html::{self, Shown};
-use crate::page::{Failed, Frame, Part, Problem, address, gaps, quoted, respond, segment, status};
+use crate::page::{Button, Failed, Frame, Part, Problem, address, gaps, respond, segment, status};
+use crate::parameters::{Path, Query};
 
 const SECTION: &str = "/letters";
 const PAGE_SIZE: i32 = 50;
@@ -35,6 +35,7 @@ struct Letters {
     next: Option<String>,
     /// Filters that a click sets.
     suggestions: [(&'static str, String); 4],
+    buttons: Vec<Button>,
 }
 
 /// A dead letter in a list.
@@ -87,7 +88,7 @@ pub(crate) fn state_class(state: DeadLetterState) -> &'static str {
     }
 }
 
-pub(crate) async fn list(State(backend): State<Backend>, Query(parameters): Query<Parameters>) -> Response {
+pub(crate) async fn list(backend: Backend, Query(parameters): Query<Parameters>) -> Response {
     let request = ListDeadLettersRequest {
         filter: parameters.filter.clone(),
         page_size: PAGE_SIZE,
@@ -95,10 +96,9 @@ pub(crate) async fn list(State(backend): State<Backend>, Query(parameters): Quer
         ..ListDeadLettersRequest::default()
     };
     let answer = backend.dead_letters().list(request).await;
-    let command = match parameters.filter.as_str() {
-        "" => "redeliver dlq ls".to_owned(),
-        filter => format!("redeliver dlq ls --filter {}", quoted(filter)),
-    };
+    let command = Command::new("dlq ls")
+        .option("--filter", &parameters.filter)
+        .option("--limit", PAGE_SIZE);
     let frame = Frame::new(SECTION, "Dead letters").command(command);
     let with = |filter: &str| address(SECTION, &[("filter", filter)]);
     let mut page = Letters {
@@ -108,6 +108,7 @@ pub(crate) async fn list(State(backend): State<Backend>, Query(parameters): Quer
             ("permanent", with("state = OPEN AND error_class = \"permanent\"")),
             ("retried out", with("state = OPEN AND retry_count > 0")),
         ],
+        buttons: super::act::matching(&parameters.filter),
         letters: Ok(Vec::new()),
         gaps: None,
         next: None,
@@ -149,6 +150,7 @@ struct One {
     /// `None` before it was asked for: it reads topics.
     life: Option<Part<Vec<PipelineTrace>>>,
     group: String,
+    buttons: Vec<Button>,
 }
 
 impl One {
@@ -159,18 +161,10 @@ impl One {
     fn withheld(&self) -> bool {
         self.row.letter.payload_withheld != 0
     }
-
-    fn steps(&self, trace: &PipelineTrace) -> Vec<Step> {
-        trace
-            .steps
-            .iter()
-            .map(|step| Step::of(step, self.frame.now))
-            .collect()
-    }
 }
 
 pub(crate) async fn one(
-    State(backend): State<Backend>,
+    backend: Backend,
     Path((topic, partition, offset)): Path<(String, i32, i64)>,
     Query(wanted): Query<Wanted>,
 ) -> Response {
@@ -190,10 +184,7 @@ pub(crate) async fn one(
         let life = backend.waiting().trace(trace, |_| {}).await;
         Some(life.map_err(Problem::from))
     };
-    let command = match &life {
-        None => format!("redeliver dlq show {}", quoted(&id)),
-        Some(_) => format!("redeliver trace {}", quoted(&id)),
-    };
+    let command = Command::new(if life.is_none() { "dlq show" } else { "trace" }).argument(&id);
     let frame = Frame::new(SECTION, id.clone()).command(command);
     let header = |header: &Header| (header.name.clone(), html::line(header.value.as_deref()));
     let page = One {
@@ -203,6 +194,7 @@ pub(crate) async fn one(
         headers: letter.headers.iter().map(header).collect(),
         life,
         group: segment("/groups", &letter.group),
+        buttons: super::act::letter(&letter),
         row: Row::of(letter),
         frame,
     };

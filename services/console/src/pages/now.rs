@@ -3,7 +3,6 @@
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 
 use askama::Template;
-use axum::extract::{Query, State};
 use axum::response::Response;
 use redeliver_client::Timestamp;
 use redeliver_client::messages::{
@@ -15,6 +14,7 @@ use serde::Deserialize;
 use crate::backend::Backend;
 use crate::html;
 use crate::page::{Frame, Part, Problem, address, gaps, literal, respond, segment, status};
+use crate::parameters::Query;
 
 const SECTION: &str = "/";
 const PIPELINES: u32 = 100;
@@ -36,6 +36,7 @@ struct Page {
     overview: Part<Overview>,
     concerns: Vec<Concern>,
     gaps: Option<String>,
+    /// More pipelines than the page has: pages exist in the order of names only.
     next: Option<String>,
 }
 
@@ -231,7 +232,7 @@ fn link(wrong: &Wrong) -> String {
             let filter = format!("topic = {} AND state = OPEN", literal(&wrong.topic));
             address("/letters", &[("filter", &filter)])
         }
-        NextStep::Resume => address("/audit", &[("target", &wrong.control), ("since", "30d")]),
+        NextStep::Resume => super::act::resume(&wrong.control),
         NextStep::CheckRetryTier => address(
             "/waiting",
             &[
@@ -255,7 +256,7 @@ fn step(step: NextStep) -> &'static str {
         NextStep::LookAtGroup => "look at the group",
         NextStep::CheckKafka => "check Kafka",
         NextStep::Wait => "wait",
-        NextStep::Resume => "see who and why",
+        NextStep::Resume => "see who and why, and resume",
         NextStep::Unspecified => "",
     }
 }
@@ -271,7 +272,7 @@ pub(super) fn rate(rate: &Option<f64>) -> String {
     }
 }
 
-pub(crate) async fn page(State(backend): State<Backend>, Query(parameters): Query<Parameters>) -> Response {
+pub(crate) async fn page(backend: Backend, Query(parameters): Query<Parameters>) -> Response {
     let by_name = !parameters.after.is_empty();
     let selection = OverviewSelection {
         prefix: parameters.prefix.trim().to_owned(),
@@ -303,7 +304,6 @@ pub(crate) async fn page(State(backend): State<Backend>, Query(parameters): Quer
         page.next = last
             .filter(|_| shown < overview.pipeline_count as usize)
             .map(|last| {
-                // Pages exist in the order of names only.
                 let after = if by_name { last.pipeline.as_str() } else { " " };
                 address(SECTION, &[("prefix", &page.parameters.prefix), ("after", after)])
             });

@@ -1,7 +1,6 @@
 //! One pipeline: from its source to its outputs and dead letters, with rates at the edges and what waits in the boxes.
 
 use askama::Template;
-use axum::extract::{Path, State};
 use axum::response::Response;
 use redeliver_client::ClientError;
 use redeliver_client::messages::{
@@ -12,8 +11,10 @@ use redeliver_client::messages::{
 use super::groups;
 use super::now::{Concern, rate};
 use crate::backend::Backend;
+use crate::command::Command;
 use crate::html;
-use crate::page::{Failed, Frame, Part, Problem, address, gaps, literal, quoted, respond};
+use crate::page::{Button, Failed, Frame, Part, Problem, address, gaps, literal, respond};
+use crate::parameters::Path;
 
 const SECTION: &str = "/";
 
@@ -27,6 +28,7 @@ struct Page {
     letters: String,
     gaps: Option<String>,
     incomplete: Vec<IncompletePart>,
+    buttons: Vec<Button>,
 }
 
 impl Page {
@@ -51,6 +53,10 @@ impl Page {
 
     fn records(&self, place: &WaitingOverview) -> String {
         self.scan(&place.place, "records")
+    }
+
+    fn buttons_of(&self, place: &WaitingOverview) -> Vec<Button> {
+        super::act::tier(&self.pipeline.pipeline, place)
     }
 
     fn long_waits(&self) -> String {
@@ -96,7 +102,7 @@ fn run(run: Option<&RunOverview>) -> (&'static str, String) {
     }
 }
 
-pub(crate) async fn page(State(backend): State<Backend>, Path(name): Path<String>) -> Response {
+pub(crate) async fn page(backend: Backend, Path(name): Path<String>) -> Response {
     let selection = OverviewSelection {
         pipeline: name.clone(),
         ..OverviewSelection::default()
@@ -114,7 +120,7 @@ pub(crate) async fn page(State(backend): State<Backend>, Path(name): Path<String
         return Failed::respond(SECTION, Problem::not_found("Pipeline"));
     };
     let frame = Frame::new(SECTION, name.clone())
-        .command(format!("redeliver waiting stats --pipeline {}", quoted(&name)))
+        .command(Command::new("waiting stats").option("--pipeline", &name))
         .read_at(html::when(overview.as_of))
         .live();
     let of_groups = groups
@@ -129,12 +135,13 @@ pub(crate) async fn page(State(backend): State<Backend>, Path(name): Path<String
             .filter(|part| part.since.is_some())
             .collect(),
         frame,
-        pipeline,
         concerns: overview.problems.iter().map(Concern::of).collect(),
         groups: groups
             .map(|answer| answer.groups.into_iter().map(groups::Row::of).collect())
             .map_err(Problem::from),
         letters: address("/letters", &[("filter", &filter)]),
+        buttons: super::act::pipeline(&pipeline),
+        pipeline,
     };
     respond(&page, axum::http::StatusCode::OK)
 }

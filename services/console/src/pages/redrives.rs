@@ -1,7 +1,6 @@
 //! Redrives: jobs that send dead letters back, discard or restore them.
 
 use askama::Template;
-use axum::extract::{Path, Query, State};
 use axum::response::Response;
 use redeliver_client::messages::{
     GetRedriveRequest, ListRedriveItemsRequest, ListRedrivesRequest, Redrive, RedriveItem, RedriveState,
@@ -9,8 +8,10 @@ use redeliver_client::messages::{
 use serde::Deserialize;
 
 use crate::backend::Backend;
+use crate::command::Command;
 use crate::html;
-use crate::page::{Failed, Frame, Part, Problem, address, quoted, respond, segment, status};
+use crate::page::{Button, Failed, Frame, Part, Problem, address, respond, segment, status};
+use crate::parameters::{Path, Query};
 
 const SECTION: &str = "/redrives";
 const PAGE_SIZE: i32 = 50;
@@ -69,13 +70,13 @@ impl Row {
     }
 }
 
-pub(crate) async fn list(State(backend): State<Backend>, Query(parameters): Query<Parameters>) -> Response {
+pub(crate) async fn list(backend: Backend, Query(parameters): Query<Parameters>) -> Response {
     let request = ListRedrivesRequest {
         page_size: PAGE_SIZE,
         page_token: parameters.page,
     };
     let frame = Frame::new(SECTION, "Redrives")
-        .command("redeliver dlq redrives ls")
+        .command(Command::new("dlq redrives ls"))
         .live();
     let page = match backend.redrives().list(request).await {
         Ok(answer) => Redrives {
@@ -101,6 +102,7 @@ struct One {
     row: Row,
     items: Part<Vec<Item>>,
     next: Option<String>,
+    buttons: Vec<Button>,
 }
 
 struct Item {
@@ -132,7 +134,7 @@ impl Item {
 }
 
 pub(crate) async fn one(
-    State(backend): State<Backend>,
+    backend: Backend,
     Path(id): Path<String>,
     Query(parameters): Query<Parameters>,
 ) -> Response {
@@ -147,8 +149,8 @@ pub(crate) async fn one(
         page_token: parameters.page,
     };
     let items = client.items(request).await;
-    let frame = Frame::new(SECTION, format!("Redrive {id}"))
-        .command(format!("redeliver dlq redrives show {}", quoted(&id)));
+    let frame =
+        Frame::new(SECTION, format!("Redrive {id}")).command(Command::new("dlq redrives show").argument(&id));
     let is_over = matches!(
         redrive.state(),
         RedriveState::Succeeded
@@ -158,6 +160,7 @@ pub(crate) async fn one(
     );
     let page = One {
         frame: if is_over { frame } else { frame.live() },
+        buttons: super::act::redrive(&redrive),
         row: Row::of(redrive),
         next: items
             .as_ref()

@@ -1,7 +1,6 @@
 //! Recurring schedules, and their next occurrences.
 
 use askama::Template;
-use axum::extract::{Path, Query, State};
 use axum::response::Response;
 use redeliver_client::convert::from_duration;
 use redeliver_client::messages::preview_schedule_request::Schedule as Previewed;
@@ -13,7 +12,9 @@ use redeliver_client::messages::{
 use serde::Deserialize;
 
 use crate::backend::Backend;
-use crate::page::{Failed, Frame, Part, Problem, address, quoted, respond, segment, status};
+use crate::command::Command;
+use crate::page::{Button, Failed, Frame, Part, Problem, address, respond, segment, status};
+use crate::parameters::{Path, Query};
 
 const SECTION: &str = "/schedules";
 const PAGE_SIZE: u32 = 100;
@@ -23,6 +24,8 @@ const PAGE_SIZE: u32 = 100;
 pub(crate) struct Parameters {
     app: String,
     page: String,
+    /// The id of a schedule to go to.
+    id: String,
 }
 
 #[derive(Template)]
@@ -35,26 +38,34 @@ struct Schedules {
     next: Option<String>,
 }
 
-struct Row {
-    schedule: Schedule,
-    link: String,
+pub(super) struct Row {
+    pub(super) schedule: Schedule,
+    pub(super) link: String,
+}
+
+/// The page of a schedule. Browsers resolve `.` and `..` in paths, however they are encoded.
+pub(super) fn link(id: &str) -> String {
+    match id {
+        "." | ".." => address(SECTION, &[("id", id)]),
+        id => segment(SECTION, id),
+    }
 }
 
 impl Row {
-    fn of(schedule: Schedule) -> Self {
+    pub(super) fn of(schedule: Schedule) -> Self {
         Self {
-            link: segment(SECTION, &schedule.id),
+            link: link(&schedule.id),
             schedule,
         }
     }
 
-    fn app(&self) -> &str {
+    pub(super) fn app(&self) -> &str {
         let job = self.schedule.spec.as_ref().and_then(|spec| spec.job.as_ref());
         job.map_or("", |job| &job.app)
     }
 
     /// The cron expression with its zone, or the interval.
-    fn timing(&self) -> String {
+    pub(super) fn timing(&self) -> String {
         match self.schedule.spec.as_ref().and_then(|spec| spec.timing.as_ref()) {
             Some(Timing::Cron(cron)) => match &cron.zone {
                 Some(zone) => format!("{} {zone}", cron.expression),
@@ -68,7 +79,7 @@ impl Row {
         }
     }
 
-    fn state(&self) -> String {
+    pub(super) fn state(&self) -> String {
         self.schedule.state().name().unwrap_or_default()
     }
 
@@ -82,17 +93,20 @@ impl Row {
     }
 }
 
-pub(crate) async fn list(State(backend): State<Backend>, Query(parameters): Query<Parameters>) -> Response {
+pub(crate) async fn list(backend: Backend, Query(parameters): Query<Parameters>) -> Response {
+    let id = parameters.id.trim();
+    if !id.is_empty() {
+        return show(&backend, id).await;
+    }
     let app = parameters.app.trim();
     let request = ListSchedulesRequest {
         app: app.to_owned(),
         page_size: PAGE_SIZE,
         page_token: parameters.page.clone(),
     };
-    let command = match app {
-        "" => "redeliver schedules ls".to_owned(),
-        app => format!("redeliver schedules ls --app {}", quoted(app)),
-    };
+    let command = Command::new("schedules ls")
+        .option("--app", app)
+        .option("--limit", PAGE_SIZE);
     let frame = Frame::new(SECTION, "Schedules").command(command);
     let mut page = Schedules {
         frame,
@@ -120,6 +134,7 @@ struct One {
     frame: Frame,
     row: Row,
     occurrences: Part<Vec<OccurrencePreview>>,
+    buttons: Vec<Button>,
 }
 
 /// Why an occurrence is not where a reader of the expression expects it.
@@ -135,19 +150,24 @@ fn remark(occurrence: &OccurrencePreview) -> String {
     }
 }
 
-pub(crate) async fn one(State(backend): State<Backend>, Path(id): Path<String>) -> Response {
+pub(crate) async fn one(backend: Backend, Path(id): Path<String>) -> Response {
+    show(&backend, &id).await
+}
+
+async fn show(backend: &Backend, id: &str) -> Response {
     let client = backend.schedules();
     let preview = PreviewScheduleRequest {
-        schedule: Some(Previewed::Id(id.clone())),
+        schedule: Some(Previewed::Id(id.to_owned())),
         count: 20,
         ..PreviewScheduleRequest::default()
     };
-    let (schedule, preview) = tokio::join!(client.get(&id), client.preview(preview));
+    let (schedule, preview) = tokio::join!(client.get(id), client.preview(preview));
     match schedule {
         Ok(Some(schedule)) => {
             let page = One {
                 frame: Frame::new(SECTION, format!("Schedule {id}"))
-                    .command(format!("redeliver schedules get {}", quoted(&id))),
+                    .command(Command::new("schedules get").argument(id)),
+                buttons: super::act::schedule(&schedule),
                 row: Row::of(schedule),
                 occurrences: preview.map(|preview| preview.occurrences).map_err(Problem::from),
             };

@@ -2,7 +2,6 @@
 
 use askama::Template;
 use askama::filters::Safe;
-use axum::extract::{Query, State};
 use axum::http::StatusCode;
 use axum::response::Response;
 use redeliver_client::Timestamp;
@@ -11,8 +10,10 @@ use redeliver_client::messages::{PipelineTrace, Position, TraceEvent, TraceRecor
 use serde::Deserialize;
 
 use crate::backend::Backend;
+use crate::command::Command;
 use crate::html;
-use crate::page::{Failed, Frame, Part, Problem, quoted, respond};
+use crate::page::{Failed, Frame, Part, Problem, respond};
+use crate::parameters::Query;
 
 const SECTION: &str = "/trace";
 
@@ -30,16 +31,6 @@ struct Page {
     traces: Option<Part<Vec<PipelineTrace>>>,
 }
 
-impl Page {
-    fn steps(&self, trace: &PipelineTrace) -> Vec<Step> {
-        trace
-            .steps
-            .iter()
-            .map(|step| Step::of(step, self.frame.now))
-            .collect()
-    }
-}
-
 /// A step of a life, as a page shows it.
 pub(crate) struct Step {
     pub(crate) class: &'static str,
@@ -53,8 +44,12 @@ pub(crate) struct Step {
     pub(crate) note: String,
 }
 
+pub(crate) fn steps(trace: &PipelineTrace, now: &Timestamp) -> Vec<Step> {
+    trace.steps.iter().map(|step| Step::of(step, *now)).collect()
+}
+
 impl Step {
-    pub(crate) fn of(step: &TraceStep, now: Timestamp) -> Self {
+    fn of(step: &TraceStep, now: Timestamp) -> Self {
         let wait = step.wait.as_ref().and_then(from_duration);
         let (class, title) = match step.event() {
             TraceEvent::Entered => ("entered", "entered the pipeline".to_owned()),
@@ -102,7 +97,7 @@ impl Step {
     }
 }
 
-pub(crate) async fn page(State(backend): State<Backend>, Query(parameters): Query<Parameters>) -> Response {
+pub(crate) async fn page(backend: Backend, Query(parameters): Query<Parameters>) -> Response {
     let frame = Frame::new(SECTION, "Trace");
     if parameters.position.is_empty() {
         let page = Page {
@@ -122,7 +117,7 @@ pub(crate) async fn page(State(backend): State<Backend>, Query(parameters): Quer
     };
     let traces = backend.waiting().trace(request, |_| {}).await;
     let page = Page {
-        frame: frame.command(format!("redeliver trace {}", quoted(parameters.position.trim()))),
+        frame: frame.command(Command::new("trace").argument(parameters.position.trim())),
         traces: Some(traces.map_err(Problem::from)),
         parameters,
     };

@@ -1,7 +1,6 @@
 //! Failed records that wait for their next attempt. Each look reads topics, so it happens on request only.
 
 use askama::Template;
-use axum::extract::{Query, State};
 use axum::response::Response;
 use redeliver_client::messages::{
     GetWaitingStatsRequest, ListWaitingRequest, WaitingFilter, WaitingPlace, WaitingRecords, WaitingStats,
@@ -9,8 +8,10 @@ use redeliver_client::messages::{
 use serde::Deserialize;
 
 use crate::backend::Backend;
+use crate::command::Command;
 use crate::html;
-use crate::page::{Frame, Part, Problem, address, quoted, respond};
+use crate::page::{Frame, Part, Problem, address, respond};
+use crate::parameters::Query;
 
 const SECTION: &str = "/waiting";
 const LIMIT: i32 = 100;
@@ -76,7 +77,7 @@ impl Page {
     }
 }
 
-pub(crate) async fn page(State(backend): State<Backend>, Query(parameters): Query<Parameters>) -> Response {
+pub(crate) async fn page(backend: Backend, Query(parameters): Query<Parameters>) -> Response {
     let parameters = Parameters {
         pipeline: parameters.pipeline.trim().to_owned(),
         place: parameters.place.trim().to_owned(),
@@ -109,19 +110,14 @@ pub(crate) async fn page(State(backend): State<Backend>, Query(parameters): Quer
             (Some(stats.map_err(Problem::from)), None)
         }
     };
-    let mut command = match parameters.scan.as_str() {
-        "records" => format!("redeliver waiting ls --limit {LIMIT}"),
-        _ => "redeliver waiting stats".to_owned(),
+    let command = match parameters.scan.as_str() {
+        "records" => Command::new("waiting ls").option("--limit", LIMIT),
+        _ => Command::new("waiting stats"),
     };
-    for (flag, value) in [
-        ("--pipeline", &parameters.pipeline),
-        ("--place", &parameters.place),
-        ("--error-code", &parameters.code),
-    ] {
-        if !value.is_empty() {
-            command += &format!(" {flag} {}", quoted(value));
-        }
-    }
+    let command = command
+        .option("--pipeline", &parameters.pipeline)
+        .option("--place", &parameters.place)
+        .option("--error-code", &parameters.code);
     let page = Page {
         frame: Frame::new(SECTION, "Waiting").command(command),
         parameters,

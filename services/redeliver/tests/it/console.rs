@@ -1,9 +1,10 @@
-//! The console of `redeliver dev`: every page, and the command that each page shows.
+//! The console of `redeliver dev`: every page, the command that each page shows, and the forms that change something.
 
 use std::net::SocketAddr;
 use std::process::Command;
 
-use redeliver_testkit::{Process, binary, eventually, http};
+use redeliver_testkit::http::{self, Method};
+use redeliver_testkit::{Process, binary, eventually};
 
 use crate::support::DEADLINE;
 
@@ -39,11 +40,7 @@ fn check(console: SocketAddr, config: &str, page: &str, shown: &str) {
         other => Err(format!("{other:?}")),
     });
     let (_, body) = http::get(console, page).unwrap();
-    let command = between(&body, "data-copy=\"", "\"");
-    let command = command
-        .replace("&#34;", "\"")
-        .replace("&#39;", "'")
-        .replace("&amp;", "&");
+    let command = unescaped(between(&body, "data-copy=\"", "\""));
     let program = binary("redeliver");
     let directory = std::path::Path::new(program.get_program()).parent().unwrap();
     let mut shell = Command::new("/bin/sh");
@@ -56,8 +53,8 @@ fn check(console: SocketAddr, config: &str, page: &str, shown: &str) {
     assert!(run.status.success(), "{page}: {command}: {stderr}");
 }
 
-#[test]
-fn pages_and_their_commands_work() {
+/// The demonstration, the address of its console, and its greeting.
+fn demo() -> (Process, SocketAddr, String) {
     let mut command = binary("redeliver");
     command
         .env_clear()
@@ -65,9 +62,187 @@ fn pages_and_their_commands_work() {
     let mut demo = Process::spawn(command).unwrap();
     let greeting = demo.wait_for_output("Press Ctrl-C to stop.", DEADLINE);
     assert!(greeting.starts_with("Open http://127.0.0.1:"), "{greeting}");
-    let console: SocketAddr = between(&greeting, "Open http://", " ").parse().unwrap();
-    let config = between(&greeting, "export REDELIVER_CONFIG=", "\n");
+    let console = between(&greeting, "Open http://", " ").parse().unwrap();
+    (demo, console, greeting)
+}
 
+fn unescaped(html: &str) -> String {
+    html.replace("&#34;", "\"")
+        .replace("&#39;", "'")
+        .replace("&#60;", "<")
+        .replace("&#62;", ">")
+        .replace("&#38;", "&")
+        .replace("&amp;", "&")
+}
+
+/// A form as a browser without scripts has it.
+struct Form {
+    console: SocketAddr,
+    path: String,
+    cookie: String,
+    fields: Vec<(String, String)>,
+}
+
+impl Form {
+    #[track_caller]
+    fn open(console: SocketAddr, path: &str) -> Self {
+        let page = http::exchange(Method::GET, console, path, &[], String::new()).unwrap();
+        assert_eq!(page.status, 200, "{path}: {}", page.body);
+        let cookie = page.headers["set-cookie"].to_str().unwrap();
+        for flag in ["HttpOnly", "SameSite=Strict", "Path=/"] {
+            assert!(cookie.contains(flag), "{cookie}");
+        }
+        let form = between(&page.body, "<form class=\"act\"", "</form>");
+        let inputs = form.split("<input ").skip(1).filter_map(|input| {
+            let tag = input.split_once('>')?.0;
+            let is_sent = !tag.contains("checkbox") || tag.contains(" checked");
+            let name = between(tag, "name=\"", "\"").to_owned();
+            is_sent.then(|| (name, unescaped(between(tag, "value=\"", "\""))))
+        });
+        let texts = form.split("<textarea ").skip(1).map(|text| {
+            let value = between(text, ">\n", "</textarea>");
+            (between(text, "name=\"", "\"").to_owned(), unescaped(value))
+        });
+        Self {
+            console,
+            path: path.to_owned(),
+            cookie: cookie.split(';').next().unwrap().to_owned(),
+            fields: inputs.chain(texts).collect(),
+        }
+    }
+
+    #[track_caller]
+    fn fill(mut self, name: &str, value: &str) -> Self {
+        let field = self.fields.iter_mut().find(|(known, _)| known == name);
+        field.unwrap_or_else(|| panic!("no field {name}")).1 = value.to_owned();
+        self
+    }
+
+    fn send_from(&self, site: &str) -> http::Answer {
+        let encoded = |text: &str| -> String { text.bytes().map(|byte| format!("%{byte:02x}")).collect() };
+        let fields = self.fields.iter();
+        let fields = fields.map(|(name, value)| format!("{name}={}", encoded(value)));
+        let body = fields.collect::<Vec<_>>().join("&");
+        let headers = [
+            ("cookie", &*self.cookie),
+            ("sec-fetch-site", site),
+            ("content-type", "application/x-www-form-urlencoded"),
+        ];
+        http::exchange(Method::POST, self.console, &self.path, &headers, body).unwrap()
+    }
+
+    /// Sends it twice, as an impatient person does, and returns the page that follows both times.
+    #[track_caller]
+    fn send(&self) -> String {
+        let mut next = [(); 2].map(|()| {
+            let answer = self.send_from("same-origin");
+            assert_eq!(answer.status, 303, "{}: {}", self.path, answer.body);
+            answer.headers["location"].to_str().unwrap().to_owned()
+        });
+        assert_eq!(next[0], next[1], "{}", self.path);
+        std::mem::take(&mut next[0])
+    }
+
+    /// Sends it, and returns the page if it is refused.
+    #[track_caller]
+    fn refused(&self, status: u16) -> String {
+        let answer = self.send_from("same-origin");
+        assert_eq!(answer.status, status, "{}: {}", self.path, answer.body);
+        answer.body
+    }
+}
+
+#[test]
+fn forms_act_once() {
+    let (_demo, console, _) = demo();
+    let shows = |page: &str, text: &str| {
+        eventually(page, DEADLINE, || match http::get(console, page) {
+            Ok((200, body)) if body.contains(text) => Ok(body),
+            other => Err(format!("{text:?} is not in {other:?}")),
+        })
+    };
+    let button = |page: &str, prefix: &str| unescaped(&link(console, page, prefix));
+
+    // A redrive of a group: plan, look, start.
+    let group = link(
+        console,
+        "/groups?filter=error_code%20%3D%20%22http.422%22",
+        "/groups/",
+    );
+    let plan = Form::open(console, &button(&group, "/act/plan?kind=redrive"))
+        .fill("reason", "INC-17 & <b>")
+        .fill("observe", "1s");
+    assert_eq!(plan.send_from("cross-site").status, 403);
+    let start = plan.send();
+    assert!(start.starts_with("/act/redrive?id="), "{start}");
+    let redrive = Form::open(console, &start).send();
+    shows(&redrive, "INC-17 &#38; &#60;b&#62;");
+    let (_, redrives) = http::get(console, "/redrives").unwrap();
+    assert_eq!(redrives.matches("href=\"/redrives/").count(), 1, "{redrives}");
+    // What a form asks is checked, and what was entered is kept.
+    let invalid = Form::open(console, &plan.path).fill("rate", "fast").refused(400);
+    assert!(
+        invalid.contains("`rate` must be") && invalid.contains("value=\"fast\""),
+        "{invalid}"
+    );
+
+    // An edit is shown before it is planned.
+    let letter = link(
+        console,
+        "/letters?filter=state%20%3D%20OPEN%20AND%20value_size%20%3E%200",
+        "/letters/docs-dlq/",
+    );
+    let edit = button(&letter, "/act/edit?id=");
+    let unchanged = Form::open(console, &edit).refused(400);
+    assert!(unchanged.contains("Nothing differs"), "{unchanged}");
+    let start = Form::open(console, &edit).fill("value", "{\"number\": 1}").send();
+    let shown = shows(&start, "edited: value");
+    assert!(shown.contains("Redrive 1 dead letter"), "{shown}");
+
+    // A group and a pipeline change their states, with a reason.
+    let resolve = Form::open(console, &button(&group, "/act/group?id="));
+    shows(&resolve.fill("reason", "fixed").send(), ": fixed");
+    let pause = button("/pipelines/docs", "/act/control?name=pipeline");
+    let without_reason = Form::open(console, &pause).refused(400);
+    assert!(
+        without_reason.contains("`reason` is required"),
+        "{without_reason}"
+    );
+    let paused = Form::open(console, &pause).fill("reason", "INC-17").send();
+    shows(&paused, "paused</span> by");
+    let entries = shows("/audit?action=control.pause", "pipeline/docs");
+    assert_eq!(entries.matches("INC-17").count(), 1, "{entries}");
+    let stale = Form {
+        fields: Form::open(console, &pause)
+            .fill("reason", "again")
+            .fill("revision", "0")
+            .fields,
+        ..Form::open(console, &pause)
+    };
+    assert!(stale.refused(409).contains("Changed meanwhile"));
+
+    // A job is scheduled and cancelled.
+    let job = Form::open(console, "/act/job?verb=schedule&app=docs")
+        .fill("due", "1h")
+        .send();
+    let cancel = format!("/act/job?id={}&verb=cancel", job.strip_prefix("/jobs/").unwrap());
+    shows(
+        &Form::open(console, &cancel).fill("reason", "paid").send(),
+        "cancelled",
+    );
+    let too_late = Form::open(console, &cancel.replace("verb=cancel", "verb=reschedule"));
+    assert!(
+        too_late
+            .fill("due", "2h")
+            .refused(409)
+            .contains("already cancelled")
+    );
+}
+
+#[test]
+fn pages_and_their_commands_work() {
+    let (_demo, console, greeting) = demo();
+    let config = between(&greeting, "export REDELIVER_CONFIG=", "\n");
     let group = link(console, "/groups", "/groups/");
     let letter = link(console, "/letters", "/letters/docs-dlq/");
     let job = link(console, "/jobs", "/jobs/");
@@ -102,9 +277,13 @@ fn pages_and_their_commands_work() {
         ("/trace?position=nonsense", 400),
         ("/groups?filter=nonsense", 400),
         ("/letters/docs-dlq/x/1", 400),
+        ("/letters?page=1&page=2", 400),
+        ("/act/plan", 400),
+        ("/act/job?verb=burn", 400),
         ("/missing", 404),
     ] {
         let (found, body) = http::get(console, page).unwrap();
         assert_eq!(found, status, "{page}: {body}");
+        assert!(body.contains("class=\"problem\""), "{page}: {body}");
     }
 }

@@ -1,0 +1,196 @@
+//! Pages with a form that changes something. Opening one changes nothing, sending it does, and a page with the effect follows.
+//!
+//! Each shows what it affects and the command that does the same. If a service refuses the change, the form says why, and keeps what was entered.
+
+mod buttons;
+mod control;
+mod edit;
+mod group;
+mod job;
+mod plan;
+mod redrive;
+mod schedule;
+
+use askama::Template;
+use askama::filters::Safe;
+use axum::Router;
+use axum::http::StatusCode;
+use axum::response::{IntoResponse as _, Redirect, Response};
+use axum::routing::{MethodRouter, get};
+use redeliver_client::{ClientError, Code};
+
+use crate::backend::Backend;
+use crate::command::Command;
+use crate::form::{self, Field, Fields, Form, Input, Token};
+use crate::html;
+use crate::page::{Failed, Frame, Part, Problem, respond};
+use crate::parameters::Query;
+
+pub(super) use buttons::{jobs, letter, matching, pipeline, resume, tier};
+pub(super) use group::buttons as group;
+pub(super) use job::buttons as job;
+pub(super) use redrive::buttons as redrive;
+pub(super) use schedule::buttons as schedule;
+
+pub(super) fn routes() -> Router {
+    Router::new()
+        .route("/act/control", act::<control::Change>())
+        .route("/act/edit", act::<edit::Edit>())
+        .route("/act/group", act::<group::Change>())
+        .route("/act/job", act::<job::Change>())
+        .route("/act/plan", act::<plan::Plan>())
+        .route("/act/redrive", act::<redrive::Change>())
+        .route("/act/schedule", act::<schedule::Change>())
+}
+
+/// Something that a form does: the fields of its address and of its form.
+trait Act: Fields + Send + Sync + 'static {
+    /// The entry of the navigation.
+    const SECTION: &'static str;
+
+    /// What the form shows, as it is now.
+    fn sheet(&self, backend: &Backend, frame: &Frame) -> impl Future<Output = Part<Sheet>> + Send;
+
+    /// Makes the change, once for each request id. The address of the page that shows the effect; `None`: the form, because nothing was changed yet.
+    fn run(&self, backend: &Backend, request_id: &str) -> impl Future<Output = Part<Option<String>>> + Send;
+}
+
+/// What a form shows.
+struct Sheet {
+    title: String,
+    facts: Vec<Fact>,
+    warnings: Vec<String>,
+    /// What differs, as a unified diff, with the name of the part.
+    diffs: Vec<(&'static str, String)>,
+    fields: Vec<Field>,
+    /// Name and label of the second button, which changes nothing.
+    preview: Option<&'static str>,
+    button: String,
+    command: Command,
+    /// The page to go back to.
+    back: String,
+}
+
+/// A name and a value.
+type Fact = (&'static str, Safe<String>);
+
+fn fact(name: &'static str, value: impl AsRef<str>) -> Fact {
+    (name, html::text(value))
+}
+
+impl Sheet {
+    fn new(title: impl Into<String>, button: impl Into<String>, command: Command, back: String) -> Self {
+        Self {
+            title: title.into(),
+            facts: Vec::new(),
+            warnings: Vec::new(),
+            diffs: Vec::new(),
+            fields: Vec::new(),
+            preview: None,
+            button: button.into(),
+            command,
+            back,
+        }
+    }
+}
+
+#[derive(Template)]
+#[template(path = "act.html")]
+struct Page {
+    frame: Frame,
+    sheet: Sheet,
+    problem: Option<Problem>,
+    token: String,
+    id: String,
+}
+
+fn act<A: Act>() -> MethodRouter {
+    get(show::<A>).post(send::<A>)
+}
+
+async fn show<A: Act>(backend: Backend, token: Token, Query(asked): Query<A>) -> Response {
+    page(&asked, &backend, None, token, form::id()).await
+}
+
+async fn send<A: Act>(backend: Backend, form: Form<A>) -> Response {
+    let Form {
+        fields: asked,
+        token,
+        id,
+        request_id,
+        genuine,
+    } = form;
+    let done = match genuine {
+        Ok(()) => asked.run(&backend, &request_id).await,
+        Err(problem) => Err(problem),
+    };
+    match done {
+        Ok(Some(next)) => Redirect::to(&next).into_response(),
+        Ok(None) => page(&asked, &backend, None, token, id).await,
+        Err(problem) => page(&asked, &backend, Some(problem), token, id).await,
+    }
+}
+
+async fn page<A: Act>(
+    asked: &A,
+    backend: &Backend,
+    problem: Option<Problem>,
+    token: Token,
+    id: String,
+) -> Response {
+    let mut frame = Frame::new(A::SECTION, "");
+    let sheet = match asked.sheet(backend, &frame).await {
+        Ok(sheet) => sheet,
+        // What the form was sent for tells more than why it cannot be shown again.
+        Err(cannot_show) => return Failed::respond(A::SECTION, problem.unwrap_or(cannot_show)),
+    };
+    let status = problem.as_ref().map_or(StatusCode::OK, |problem| problem.status);
+    frame.title.clone_from(&sheet.title);
+    let page = Page {
+        frame: frame.command(&sheet.command),
+        sheet,
+        problem,
+        token: token.text().to_owned(),
+        id,
+    };
+    (token, respond(&page, status)).into_response()
+}
+
+/// The revision that the caller has seen.
+fn seen(revision: &str) -> Part<Option<u64>> {
+    form::parsed("revision", revision, "a whole number")
+}
+
+/// Whether a change was refused because it is a repetition: one revision after the expected one, it is as wanted.
+fn is_repeated(error: &ClientError, expected: Option<u64>, found: u64, is_wanted: bool) -> bool {
+    error.code() == Some(Code::Aborted) && expected.is_some_and(|expected| found == expected + 1) && is_wanted
+}
+
+/// A text of several lines, as it was before a browser sent it.
+fn lines(text: &str) -> String {
+    text.replace("\r\n", "\n")
+}
+
+/// A number of things, such as `1 dead letter`.
+fn count(number: u64, one: &str) -> String {
+    let plural = if number == 1 { "" } else { "s" };
+    format!("{} {one}{plural}", html::number(number))
+}
+
+/// A time from now, and the exact one.
+fn when(time: impl html::Time + Copy, frame: &Frame) -> Safe<String> {
+    Safe(format!("{} ({})", html::time(time, frame.now), html::exact(time)))
+}
+
+/// Who has changed something, when and why, as in `ann 5 min ago: INC-17`.
+fn by(by: &str, time: impl html::Time, reason: &str, frame: &Frame) -> Safe<String> {
+    let reason = match reason {
+        "" => String::new(),
+        reason => format!(": {}", html::escaped(reason)),
+    };
+    Safe(format!(
+        "{} {}{reason}",
+        html::escaped(by),
+        html::time(time, frame.now)
+    ))
+}

@@ -1,0 +1,291 @@
+//! Plans a redrive of one dead letter with another value, key or headers, after a look at what differs.
+
+use std::time::Duration;
+
+use bytes::Bytes;
+use redeliver_client::messages::{DeadLetter, EditedBytes, Header, PlanEditRequest, RedriveEdit};
+use redeliver_core::terminal::is_harmful;
+use serde::Deserialize;
+use similar::TextDiff;
+
+use super::{Act, Sheet, fact, lines, redrive};
+use crate::backend::Backend;
+use crate::command::Command;
+use crate::form::{Field, Fields, Input};
+use crate::page::{Frame, Part, Problem, address};
+use crate::pages::{letters, trace};
+
+/// After this time, a difference is shown that is not the smallest one.
+const DIFF_TIMEOUT: Duration = Duration::from_millis(200);
+
+pub(crate) fn link(id: &str) -> String {
+    address("/act/edit", &[("id", id)])
+}
+
+#[derive(Default, Deserialize)]
+#[serde(default)]
+pub(super) struct Edit {
+    id: String,
+    /// The hash of the record that the caller has seen, in hexadecimal digits.
+    hash: String,
+    // Not set before the form was sent, and if they cannot be edited as text.
+    value: Option<String>,
+    key: Option<String>,
+    /// All headers that can be edited, one `NAME=VALUE` per line.
+    headers: Option<String>,
+    reason: String,
+    destination: String,
+    /// Set to see what differs before anything is planned.
+    preview: String,
+}
+
+impl Fields for Edit {
+    /// A value on a page has at most a MiB, and each of its bytes at most three in a form.
+    const MAX_BYTES: usize = 4 << 20;
+}
+
+/// The parts of a record that a form can contain as they are.
+struct Editable {
+    value: Option<String>,
+    key: Option<String>,
+    headers: Vec<(String, String)>,
+}
+
+impl Editable {
+    fn of(letter: &DeadLetter) -> Self {
+        let value = letter.value.as_deref().filter(|_| !letter.value_truncated);
+        let key = letter.key.as_deref().filter(|_| !letter.key_truncated);
+        let header = |header: &Header| {
+            let value = line(header.value.as_deref()?)?;
+            line(header.name.as_bytes())
+                .filter(|name| !name.contains('='))
+                .map(|name| (name, value))
+        };
+        Self {
+            value: value.and_then(text),
+            key: key.and_then(line),
+            headers: letter.headers.iter().filter_map(header).collect(),
+        }
+    }
+
+    fn headers(&self) -> String {
+        let lines = self.headers.iter().map(|(name, value)| format!("{name}={value}"));
+        lines.collect::<Vec<_>>().join("\n")
+    }
+}
+
+/// What a text area keeps as it is: browsers change line breaks and controls.
+fn text(bytes: &[u8]) -> Option<String> {
+    let text = str::from_utf8(bytes).ok()?;
+    let is_changed = |c: char| is_harmful(c) && !matches!(c, '\n' | '\t');
+    (!text.contains(is_changed)).then(|| text.to_owned())
+}
+
+fn line(bytes: &[u8]) -> Option<String> {
+    text(bytes).filter(|text| !text.contains('\n'))
+}
+
+impl Edit {
+    async fn letter(&self, backend: &Backend) -> Part<DeadLetter> {
+        let letter = backend
+            .with_reason(self.reason.trim())?
+            .dead_letters()
+            .get(&self.id)
+            .await?;
+        letter.ok_or_else(|| Problem::not_found("Dead letter"))
+    }
+
+    /// What differs from the record.
+    fn edit(&self, editable: &Editable) -> Part<RedriveEdit> {
+        let changed = |entered: Option<&String>, known: Option<&String>| {
+            let (entered, known) = (lines(entered?), known?);
+            let bytes = Some(Bytes::from(entered.clone()));
+            (entered != *known).then_some(EditedBytes { bytes })
+        };
+        let mut edit = RedriveEdit {
+            value: changed(self.value.as_ref(), editable.value.as_ref()),
+            key: changed(self.key.as_ref(), editable.key.as_ref()),
+            ..RedriveEdit::default()
+        };
+        let Some(entered) = &self.headers else {
+            return Ok(edit);
+        };
+        let mut headers = Vec::new();
+        for line in lines(entered).lines().filter(|line| !line.trim().is_empty()) {
+            let Some((name, value)) = line.split_once('=') else {
+                let detail = format!("`headers` must have NAME=VALUE in each line; one is `{line}`.");
+                return Err(Problem::invalid(detail));
+            };
+            headers.push((name.to_owned(), value.to_owned()));
+        }
+        let of = |headers: &[(String, String)], name: &str| -> Vec<String> {
+            let values = headers.iter().filter(|(known, _)| known == name);
+            values.map(|(_, value)| value.clone()).collect()
+        };
+        for (name, _) in &editable.headers {
+            if of(&headers, name).is_empty() && !edit.removed_headers.contains(name) {
+                edit.removed_headers.push(name.clone());
+            }
+        }
+        for (name, value) in &headers {
+            if of(&headers, name) != of(&editable.headers, name) {
+                edit.set_headers.push(Header {
+                    name: name.clone(),
+                    value: Some(Bytes::copy_from_slice(value.as_bytes())),
+                });
+            }
+        }
+        Ok(edit)
+    }
+
+    fn command(&self, edit: &RedriveEdit) -> Command {
+        let shown = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+        let edited = |edited: &Option<EditedBytes>| {
+            let bytes = edited.as_ref().and_then(|edited| edited.bytes.as_deref());
+            bytes.map(shown).unwrap_or_default()
+        };
+        let value = match edited(&edit.value) {
+            value if value.len() <= 200 => Command::new("dlq edit").option("--value", value),
+            _ => Command::new("dlq edit").option("--value-file", "FILE"),
+        };
+        let command = value.option("--key", edited(&edit.key));
+        let command = edit.set_headers.iter().fold(command, |command, header| {
+            let value = shown(header.value.as_deref().unwrap_or_default());
+            command.option("--header", format!("{}={value}", header.name))
+        });
+        let removed = edit.removed_headers.iter();
+        removed
+            .fold(command, |command, name| command.option("--remove-header", name))
+            .option("--destination", &self.destination)
+            .option("--reason", &self.reason)
+            .argument(&self.id)
+    }
+}
+
+impl Act for Edit {
+    const SECTION: &'static str = "/letters";
+
+    async fn sheet(&self, backend: &Backend, _: &Frame) -> Part<Sheet> {
+        let letter = self.letter(backend).await?;
+        let editable = Editable::of(&letter);
+        let hash: String = letter
+            .content_hash
+            .iter()
+            .map(|byte| format!("{byte:02x}"))
+            .collect();
+        let mut warnings = Vec::new();
+        if hash.is_empty() {
+            let scope = match letter.payload_withheld {
+                0 => "dead-letters:unmasked",
+                _ => "dead-letters:payload",
+            };
+            warnings.push(format!(
+                "It is not shown as it is, so it cannot be edited: it needs the scope {scope}."
+            ));
+        }
+        // An invalid header is told when the form is sent.
+        let edit = self.edit(&editable).unwrap_or_default();
+        let mut diffs = Vec::new();
+        let mut fields = vec![
+            Field::hidden("id", &self.id),
+            // What was entered is for the record that was seen then.
+            Field::hidden("hash", if self.hash.is_empty() { &hash } else { &self.hash }),
+        ];
+        let mut part = |input, name, label, known: Option<&String>, entered: Option<&String>| {
+            let Some(known) = known else {
+                warnings.push(format!(
+                    "The {name} is null, not a text, or larger than a MiB: edit it with the command."
+                ));
+                return;
+            };
+            let entered = entered.map_or_else(|| known.clone(), |entered| lines(entered));
+            if entered != *known {
+                let diff = TextDiff::configure()
+                    .timeout(DIFF_TIMEOUT)
+                    .diff_lines(known, &entered);
+                diffs.push((name, diff.unified_diff().context_radius(3).to_string()));
+            }
+            fields.push(Field::new(input, name, label, entered));
+        };
+        part(
+            Input::Lines(16),
+            "value",
+            "Value",
+            editable.value.as_ref(),
+            self.value.as_ref(),
+        );
+        part(
+            Input::Line,
+            "key",
+            "Key",
+            editable.key.as_ref(),
+            self.key.as_ref(),
+        );
+        let headers = Some(editable.headers());
+        let label = "Headers, one NAME=VALUE per line";
+        part(
+            Input::Lines(8),
+            "headers",
+            label,
+            headers.as_ref(),
+            self.headers.as_ref(),
+        );
+        fields.extend([
+            Field::line("destination", "Destination", &self.destination)
+                .help("A topic; empty: the pipeline that gave up on the record."),
+            Field::reason(&self.reason),
+        ]);
+        let position = trace::position(&self.id);
+        Ok(Sheet {
+            facts: vec![
+                fact("Dead letter", &self.id),
+                fact("State", letters::state_class(letter.state())),
+                fact("Pipeline", &letter.pipeline),
+            ],
+            warnings,
+            diffs,
+            fields,
+            preview: Some("Show what differs"),
+            ..Sheet::new(
+                "Edit and redrive",
+                "Plan the redrive of 1 edited dead letter",
+                self.command(&edit),
+                letters::link(position.as_ref()),
+            )
+        })
+    }
+
+    async fn run(&self, backend: &Backend, request_id: &str) -> Part<Option<String>> {
+        let letter = self.letter(backend).await?;
+        let edit = self.edit(&Editable::of(&letter))?;
+        if !self.preview.is_empty() {
+            return Ok(None);
+        }
+        if edit == RedriveEdit::default() {
+            return Err(Problem::invalid(
+                "Nothing differs from the record: redrive it as it is, or change it.",
+            ));
+        }
+        let hash: String = letter
+            .content_hash
+            .iter()
+            .map(|byte| format!("{byte:02x}"))
+            .collect();
+        if hash.is_empty() || hash != self.hash {
+            return Err(Problem::conflict(
+                "The record at this position is not the one that was edited. Open the form again.",
+            ));
+        }
+        let plan = PlanEditRequest {
+            id: self.id.clone(),
+            content_hash: letter.content_hash,
+            edit: Some(edit),
+            destination: self.destination.trim().to_owned(),
+            reason: self.reason.trim().to_owned(),
+            request_id: request_id.to_owned(),
+            ..PlanEditRequest::default()
+        };
+        let job = backend.redrives().plan_edit(plan).await?;
+        Ok(Some(redrive::link(&job.id, redrive::Verb::Start)))
+    }
+}
