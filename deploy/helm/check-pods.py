@@ -3,7 +3,7 @@
 
     helm template test redeliver --values VALUES | check-pods.py BINARIES
 
-BINARIES is the folder with redeliver, retry-tier, enricher, scheduler and dlq-inspector. Needs pyyaml (pip install pyyaml).
+BINARIES is the folder with redeliver, retry-tier, enricher, scheduler, dlq-inspector and console. Needs pyyaml (pip install pyyaml).
 Secrets get placeholders: files contain VALUES, a certificate if their name ends in .crt or .key, or `placeholder`.
 """
 
@@ -20,6 +20,7 @@ VALUES = {
     "securityProtocol": "SASL_SSL",
     "saslMechanism": "SCRAM-SHA-512",
     "tokens.yaml": f'tokens: [{{ name: test, sha256: {"0f" * 32}, scopes: ["jobs:read"] }}]',
+    "cookie-keys": "placeholder" * 4,
 }
 
 
@@ -41,7 +42,7 @@ def main():
             capture_output=True,
         )
         for workload in objects:
-            if workload["kind"] not in ("StatefulSet", "Job"):
+            if workload["kind"] not in ("StatefulSet", "Deployment", "Job"):
                 continue
             name = workload["metadata"]["name"]
             spec = workload["spec"]["template"]["spec"]

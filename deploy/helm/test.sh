@@ -142,6 +142,20 @@ dlqInspector:
   api:
     tls: { secret: { name: inspector }, clientCaSecret: { name: inspector } }
     clientCertificates: [{ uri: "spiffe://example.org/*", scopes: ["dead-letters:read"] }]
+console:
+  enabled: true
+  replicas: 2
+  signIn: oidc
+  oidc: { issuer: "https://login.example.org", client_id: console, scope: openid offline_access, parameters: { audience: redeliver }, token: id_token }
+  oidcSecret: { name: console }
+  oidcCaSecret: { name: idp }
+  cookieKeysSecret: { name: console }
+  clientSecret: { name: console-client }
+  hosts: [console.internal]
+  tls: { secret: { name: console-tls }, clientCaSecret: { name: browsers } }
+  ingress: { host: console.example.org, className: nginx, tlsSecret: console-public, annotations: { a: b } }
+  service: { annotations: { a: b } }
+  podLabels: { g: h }
 autoscaling:
   prometheus: { serverAddress: "http://prometheus", authModes: bearer, authenticationRef: { name: prometheus } }
 podAnnotations: { c: d }
@@ -235,6 +249,21 @@ else
     pass
 fi
 contains "grace is longer than the shutdown's" "terminationGracePeriodSeconds: 100" --values "$work/all.yaml"
+
+console=(--set console.enabled=true --set dlqInspector.api.tokenSecret.name=token --set console.ingress.host=console.example.org)
+valid "a console behind an Ingress" "${base[@]}" "${console[@]}"
+contains "the console calls the inspector of the release" "url: http://test-redeliver-dlq-inspector:50051" "${console[@]}"
+if render --show-only templates/console.yaml "${console[@]}" --set kafka.access.secret=binding | grep --quiet 'binding\|brokers'; then
+    fail "the console has no access to Kafka"
+else
+    pass
+fi
+refused "dlqInspector.api: the console cannot reach it" --set console.enabled=true --set console.ingress.host=x
+refused "console.cookieKeysSecret.name: is missing" "${console[@]}" --set console.replicas=2
+refused "console.ingress.host: is missing" "${console[@]}" --set console.ingress.host=
+refused "console.oidc.issuer: is missing" "${console[@]}" --set console.signIn=oidc
+refused "console.oidc: requires console.signIn: oidc" "${console[@]}" --set console.oidc.issuer=https://x
+refused "config.console.hosts: the chart sets it for each pod; set console.hosts" --set 'config.console.hosts={x}'
 
 # Scaling a tier changes no other object.
 render "${base[@]}" >"$work/before.yaml"

@@ -18,6 +18,7 @@ mod auth;
 mod batch;
 mod breaker;
 mod connections;
+mod console;
 mod control;
 mod deserialize;
 mod display_from_str;
@@ -55,11 +56,14 @@ pub use auth::{AuthConfig, ClientCertificateConfig, JwtConfig};
 pub use batch::{BatchConfig, BatchValues};
 pub use breaker::{BreakerConfig, FailureRateConfig};
 pub use connections::{ConnectionsConfig, HttpVersion};
+pub use console::{BackendConfig, ConsoleConfig, SentToken, SignIn, SignInOidcConfig};
 pub use control::{CONTROL_TOPIC, ControlConfig};
 pub use error::{ConfigError, InvalidField};
 pub use grouping::{LimitByConfig, OrderingConfig};
 pub use http::{HttpConfig, Meaning, ResponseMode, Status, TlsConfig};
-pub use http_request::{ProxyChoice, endpoint_url, header_name, header_value, is_loopback, request_method};
+pub use http_request::{
+    ProxyChoice, endpoint_url, header_name, header_value, is_loopback, issuer_url, request_method,
+};
 pub use kafka::{KafkaConfig, TopicsConfig, check_id_prefix};
 pub use limits::ApiLimitsConfig;
 pub use load::{Sources, is_instance_char};
@@ -112,6 +116,8 @@ pub struct Config {
     pub scheduler: SchedulerConfig,
     /// The inspector.
     pub dlq_inspector: DlqInspectorConfig,
+    /// The console.
+    pub console: ConsoleConfig,
     /// Steps of the wall clock.
     pub clock: ClockConfig,
     /// The admin port.
@@ -140,6 +146,7 @@ impl Default for Config {
             audit: AuditConfig::default(),
             scheduler: SchedulerConfig::default(),
             dlq_inspector: DlqInspectorConfig::default(),
+            console: ConsoleConfig::default(),
             clock: ClockConfig::default(),
             admin: AdminConfig::default(),
             telemetry: TelemetryConfig::default(),

@@ -10,7 +10,9 @@
 //! | [`admin`] | `/livez`, `/readyz`, `/metrics`, `/config` |
 //! | [`listen`] | listeners of all ports |
 //! | [`hosts`] | the hosts that requests name |
+//! | [`http_client`] | clients for HTTP requests of the services themselves |
 //! | [`http_server`] | serves HTTP with limits for its clients |
+//! | [`token_endpoint`] | requests tokens from an OAuth 2.0 issuer |
 //! | [`tls`] | certificates, for servers and clients |
 //! | [`health`] | readiness of the process and its parts |
 //! | [`panics`] | locations of panics in the log |
@@ -25,6 +27,7 @@ pub mod config;
 pub mod health;
 mod health_check;
 pub mod hosts;
+pub mod http_client;
 pub mod http_server;
 pub mod listen;
 pub mod metrics;
@@ -33,6 +36,7 @@ pub mod shutdown;
 pub mod tasks;
 pub mod telemetry;
 pub mod tls;
+pub mod token_endpoint;
 pub mod trace_context;
 pub mod watched_files;
 

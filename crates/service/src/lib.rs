@@ -13,7 +13,6 @@
 //! | `replica` | replicas of small topics in the process |
 //! | [`audit`] | who has changed or seen what |
 //! | [`grpc`] | what servers of gRPC have in common |
-//! | [`http`] | clients for HTTP requests of the services themselves |
 //! | [`identity`] | who calls an API, and what the caller may do |
 //! | `idle` | the one-shot mode: the process ends when nothing is left to do |
 //! | [`queues`] | the topics that services read, with what waits in them |
@@ -36,7 +35,6 @@ pub mod due;
 pub mod groups;
 pub mod grpc;
 pub mod host;
-pub mod http;
 mod huge_pages;
 pub mod identity;
 mod idle;

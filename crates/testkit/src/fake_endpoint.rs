@@ -373,7 +373,9 @@ impl Tls {
 async fn converse(stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static, shared: &Arc<Shared>) {
     let shared = Arc::clone(shared);
     let service = service_fn(move |request| respond(Arc::clone(&shared), request));
-    let server = auto::Builder::new(TokioExecutor::new());
+    let mut server = auto::Builder::new(TokioExecutor::new());
+    // As services do.
+    server.http2().max_header_list_size(64 << 10);
     // An error here is either our own hanging up or the client's.
     drop(server.serve_connection(TokioIo::new(stream), service).await);
 }

@@ -9,7 +9,8 @@ use redeliver_client::{
     AuditClient, ClientError, Connection, ControlClient, DeadLetterClient, Endpoint, JobClient,
     OverviewClient, RedriveClient, ScheduleClient, WaitingClient,
 };
-use redeliver_runtime::config::Secret;
+use redeliver_core::error_chain::error_chain;
+use redeliver_runtime::config::{BackendConfig, ConfigError, ConsoleConfig, Secret};
 
 /// How long a page waits for a service. A viewer must know within two seconds that a service is gone.
 const CONNECT_TIMEOUT: Duration = Duration::from_millis(1_500);
@@ -17,7 +18,7 @@ const CALL_TIMEOUT: Duration = Duration::from_secs(15);
 
 /// The services behind the console, called with the token of the viewer. Clones share their connections. Handlers get it as an extractor.
 #[derive(Clone, Debug)]
-pub struct Backend {
+pub(crate) struct Backend {
     inspector: Connection,
     scheduler: Connection,
     token: Option<Secret>,
@@ -28,14 +29,14 @@ impl Backend {
     ///
     /// # Errors
     /// If an endpoint is invalid.
-    pub fn new(inspector: Endpoint, scheduler: Endpoint) -> Result<Self, ClientError> {
-        let connect = |endpoint: Endpoint| {
-            let endpoint = endpoint.connect_timeout(CONNECT_TIMEOUT).timeout(CALL_TIMEOUT);
-            endpoint.connect_lazily()
+    pub(crate) fn new(config: &ConsoleConfig) -> Result<Self, ConfigError> {
+        let connect = |field, config: &BackendConfig| {
+            let connection = endpoint(config).connect_lazily();
+            connection.map_err(|error| ConfigError::of_field(field, error_chain(&error)))
         };
         Ok(Self {
-            inspector: connect(inspector)?,
-            scheduler: connect(scheduler)?,
+            inspector: connect("console.inspector", &config.inspector)?,
+            scheduler: connect("console.scheduler", &config.scheduler)?,
             token: None,
         })
     }
@@ -63,18 +64,6 @@ impl Backend {
             scheduler: self.scheduler.with_caller(token, reason)?,
             token: self.token.clone(),
         })
-    }
-
-    /// The address of the inspector.
-    #[must_use]
-    pub fn inspector(&self) -> &str {
-        self.inspector.url()
-    }
-
-    /// The address of the scheduler.
-    #[must_use]
-    pub fn scheduler(&self) -> &str {
-        self.scheduler.url()
     }
 
     pub(crate) fn dead_letters(&self) -> DeadLetterClient {
@@ -113,6 +102,22 @@ impl Backend {
     pub(crate) fn schedules(&self) -> ScheduleClient {
         ScheduleClient::new(&self.scheduler)
     }
+}
+
+fn endpoint(config: &BackendConfig) -> Endpoint {
+    let mut endpoint = Endpoint::new(config.url.as_str())
+        .connect_timeout(CONNECT_TIMEOUT)
+        .timeout(CALL_TIMEOUT);
+    if let Some(path) = &config.ca_file {
+        endpoint = endpoint.ca_file(path);
+    }
+    if let (Some(certificate), Some(key)) = (&config.cert_file, &config.key_file) {
+        endpoint = endpoint.client_certificate(certificate, key);
+    }
+    if config.allow_plaintext_token {
+        endpoint = endpoint.allow_plaintext_token();
+    }
+    endpoint
 }
 
 impl<S: Sync> FromRequestParts<S> for Backend {

@@ -11,6 +11,7 @@ use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use subtle::ConstantTimeEq as _;
 
+use crate::cookie_keys;
 use crate::cookies::{self, SameSite};
 use crate::page::{Failed, Part, Problem};
 use crate::site::Site;
@@ -129,12 +130,7 @@ pub(crate) fn id() -> String {
 }
 
 fn random() -> String {
-    let mut bytes = [0; BYTES];
-    // Without randomness, the token is one that no form has: nothing can be changed.
-    if let Err(error) = getrandom::fill(&mut bytes) {
-        tracing::error!(%error, "no randomness for tokens of forms");
-        return String::new();
-    }
+    let bytes = cookie_keys::random::<BYTES>();
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 

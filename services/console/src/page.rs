@@ -12,6 +12,7 @@ use redeliver_core::{Clock as _, SystemClock, error_chain};
 
 use crate::assets;
 use crate::html;
+use crate::viewer::Viewer;
 
 /// An entry of the navigation: path, name, and key to go there after `g`.
 type Entry = (&'static str, &'static str, char);
@@ -47,6 +48,7 @@ pub(crate) struct Frame {
     pub(crate) as_of: Option<Timestamp>,
     /// Whether the page reads itself again every two seconds.
     pub(crate) live: bool,
+    pub(crate) viewer: Viewer,
 }
 
 impl Frame {
@@ -58,6 +60,7 @@ impl Frame {
             now: SystemClock.now(),
             as_of: None,
             live: false,
+            viewer: Viewer::current(),
         }
     }
 
@@ -131,6 +134,15 @@ impl Problem {
             detail: detail.into(),
             advice: "Correct the address or the form.".to_owned(),
         }
+    }
+}
+
+impl Problem {
+    /// Where to sign in with another token, if that helps.
+    pub(crate) fn sign_in(&self) -> Option<String> {
+        (self.status == StatusCode::UNAUTHORIZED)
+            .then(|| Viewer::current().sign_in_again())
+            .flatten()
     }
 }
 

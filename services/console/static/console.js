@@ -32,14 +32,28 @@ function isInUse() {
   return document.querySelector("dialog[open], form.act, .actions a:hover, .list a:hover, .concerns a:hover") || !getSelection().isCollapsed;
 }
 
+// What is shown stays, and the link leads back to it.
+let isSignedOut = false;
+
+function showSignedOut() {
+  isSignedOut = true;
+  const message = document.getElementById("signed-out");
+  message.querySelector("a").href = "/sign-in?return=" + encodeURIComponent(location.pathname + location.search);
+  message.hidden = false;
+}
+
 async function refresh() {
-  if (isReading) return;
+  if (isReading || isSignedOut) return;
   isReading = true;
   const stale = document.getElementById("stale");
   try {
     const response = await fetch(location.href, { signal: AbortSignal.timeout(30000) });
     const html = new DOMParser().parseFromString(await response.text(), "text/html");
     const fresh = html.getElementById("page");
+    if (!fresh && response.status === 401) {
+      showSignedOut();
+      return;
+    }
     if (!fresh) throw new Error(`no page in an answer with status ${response.status}`);
     enhance(fresh);
     if (!isInUse()) {

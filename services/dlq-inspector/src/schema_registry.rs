@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use redeliver_core::wait::LogThrottle;
 use redeliver_runtime::config::{ConfigError, SchemaRegistryConfig, Secret, redact_url};
-use redeliver_service::http;
+use redeliver_runtime::http_client;
 use reqwest::{Client, RequestBuilder, StatusCode};
 use serde::Deserialize;
 use tokio::sync::{Semaphore, watch};
@@ -127,7 +127,7 @@ impl SchemaRegistry {
         };
         let url = redeliver_runtime::config::endpoint_url(config.url.expose());
         let url = url.map_err(|problem| of("url", problem))?;
-        let client = http::client(&url, config.ca_file.as_deref(), REQUEST_TIMEOUT);
+        let client = http_client::client(&url, config.ca_file.as_deref(), REQUEST_TIMEOUT);
         Ok(Self(Arc::new(Inner {
             client: client.map_err(|problem| of("ca_file", problem))?,
             config: config.clone(),
@@ -260,9 +260,9 @@ impl SchemaRegistry {
         let request = authorized(request, &self.0.config)
             .map_err(|problem| Failure::Refused("its credentials cannot be read".to_owned(), problem))?;
         let response = request.send().await;
-        let response = response.map_err(|error| Failure::NoAnswer(http::problem(error)))?;
+        let response = response.map_err(|error| Failure::NoAnswer(http_client::problem(error)))?;
         let status = response.status();
-        let body = http::body(response, MAX_SCHEMA)
+        let body = http_client::body(response, MAX_SCHEMA)
             .await
             .map_err(Failure::NoAnswer)?;
         if status != StatusCode::OK {

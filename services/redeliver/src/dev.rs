@@ -12,8 +12,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
 use clap::Args;
-use redeliver_client::Endpoint;
-use redeliver_console::Backend;
+use redeliver_console::Console;
 use redeliver_core::{Headers, Output, SchedulerTopics};
 use redeliver_kafka::KafkaSettings;
 use redeliver_kafka::embedded::EmbeddedBroker;
@@ -140,14 +139,8 @@ async fn run(args: DevArgs) -> anyhow::Result<()> {
     redeliver_scheduler::mount(&mut host, jobs.clone()).await?;
     redeliver_scheduler::api::mount(&mut host, jobs, jobs_api).await?;
     redeliver_dlq_inspector::mount(&mut host, inspector)?;
-    let backend = Backend::new(
-        Endpoint::new(addresses.inspector.to_string()),
-        Endpoint::new(addresses.scheduler.to_string()),
-    )?;
-    host.tasks.spawn(
-        "console",
-        redeliver_console::serve(console, backend, stop.clone()),
-    );
+    let pages = Console::new(&host.config.console)?;
+    host.tasks.spawn("console", pages.serve(console, stop.clone()));
 
     let totals = Arc::new(Mutex::new(Totals::default()));
     let pipeline = host.config.pipelines[PIPELINE].pipeline(PIPELINE, &host.config.scheduler);
@@ -204,7 +197,7 @@ impl Addresses {
             admin,
             scheduler,
             inspector,
-            ..
+            console,
         } = self;
         format!(
             "instance: dev
@@ -218,6 +211,10 @@ scheduler:
   listen: '{scheduler}'
   apps: {{ docs: {{ topic: {PIPELINE} }} }}
 dlq_inspector: {{ listen: '{inspector}', redrive: {{ edit: true }} }}
+console:
+  listen: '{console}'
+  inspector: {{ url: 'http://{inspector}' }}
+  scheduler: {{ url: 'http://{scheduler}' }}
 admin: {{ listen: '{admin}' }}
 telemetry: {{ level: '{log}' }}
 shutdown: {{ grace: 10s }}

@@ -90,7 +90,7 @@ pub(super) fn proxy_choice(text: &str) -> Result<ProxyChoice, String> {
 ///
 /// # Errors
 /// What is wrong and what is valid.
-pub(super) fn issuer_url(text: &str, because: &str) -> Result<Url, String> {
+pub fn issuer_url(text: &str, because: &str) -> Result<Url, String> {
     let url = endpoint_url(text)?;
     if url.scheme() == "https" || is_loopback(&url) {
         Ok(url)

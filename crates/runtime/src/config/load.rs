@@ -140,6 +140,7 @@ impl Config {
         findings.inside("redis", |at| self.redis.check(at));
         findings.inside("scheduler", |at| self.scheduler.check(at));
         findings.inside("dlq_inspector", |at| self.dlq_inspector.check(at));
+        findings.inside("console", |at| self.console.check(at));
         findings.inside("clock", |at| self.clock.check(at));
         findings.inside("admin", |at| self.admin.check(at));
         findings.inside("telemetry", |at| self.telemetry.check(at));

@@ -10,13 +10,12 @@ use prometheus_client::metrics::gauge::Gauge;
 use redeliver_core::json;
 use redeliver_core::wait::{Backoff, LogThrottle};
 use redeliver_runtime::config::redact_url;
+use redeliver_runtime::http_client;
 use reqwest::Client;
 use serde_json::value::RawValue;
 use tokio::sync::watch;
 use tokio::time::Instant;
 use url::Url;
-
-use crate::http;
 
 /// The maximum size of a key set in bytes, and the maximum number of its keys.
 const MAX_BYTES: usize = 256 << 10;
@@ -163,7 +162,7 @@ impl RemoteKeys {
     /// # Errors
     /// What is wrong with the CA certificates or the client.
     pub(super) fn new(url: &Url, ca_file: Option<&Path>, stale: Gauge) -> Result<Self, String> {
-        let client = http::client(url, ca_file, TIMEOUT)?;
+        let client = http_client::client(url, ca_file, TIMEOUT)?;
         Ok(Self {
             url: url.clone(),
             client,
@@ -250,11 +249,11 @@ impl RemoteKeys {
 
     async fn fetch(&self) -> Result<KeySet, String> {
         let response = self.client.get(self.url.clone()).send().await;
-        let response = response.map_err(http::problem)?;
+        let response = response.map_err(http_client::problem)?;
         if response.status() != reqwest::StatusCode::OK {
             return Err(format!("the issuer answered {}", response.status()));
         }
-        let body = http::body(response, MAX_BYTES).await?;
+        let body = http_client::body(response, MAX_BYTES).await?;
         KeySet::parse(&body).map_err(|problem| format!("the response {problem}"))
     }
 

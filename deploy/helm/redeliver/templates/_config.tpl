@@ -141,6 +141,52 @@ each Secret), and `env`.
 {{- toJson $config -}}
 {{- end -}}
 
+{{/* redeliver.yaml of the console as JSON: it needs neither Kafka nor pipelines, and none of their secrets. */}}
+{{- define "redeliver.consoleConfig" -}}
+{{- $console := .Values.console -}}
+{{- $host := include "redeliver.facts" . | fromJson | dig "host" "" -}}
+{{- $settings := dict "listen" (printf "%s:%d" $host (int $console.port)) "allow_remote" true "sign_in" $console.signIn -}}
+{{- $hosts := concat $console.hosts (list $console.ingress.host) | compact | uniq -}}
+{{- $_ := set $settings "hosts" $hosts -}}
+{{- if $console.cookieKeysSecret.name -}}
+{{- $_ := set $settings "cookie_keys_file" (printf "/run/secrets/cookie-keys/%s" $console.cookieKeysSecret.key) -}}
+{{- end -}}
+{{- if eq $console.signIn "oidc" -}}
+{{- $oidc := $console.oidc -}}
+{{- if $console.oidcSecret.name -}}
+{{- $oidc = merge (dict "client_secret" (dict "file" (printf "/run/secrets/oidc/%s" $console.oidcSecret.key))) $oidc -}}
+{{- end -}}
+{{- if $console.oidcCaSecret.name -}}
+{{- $oidc = merge (dict "ca_file" (printf "/run/secrets/oidc-ca/%s" $console.oidcCaSecret.key)) $oidc -}}
+{{- end -}}
+{{- $_ := set $settings "oidc" $oidc -}}
+{{- end -}}
+{{- $root := . -}}
+{{- range $section, $service := dict "inspector" (list "dlq-inspector" .Values.dlqInspector) "scheduler" (list "scheduler" .Values.scheduler) -}}
+{{- $suffix := first $service -}}
+{{- $api := (last $service).api -}}
+{{- $hasTls := not (empty $api.tls.secret.name) -}}
+{{- $name := include "redeliver.objectName" (dict "root" $root "suffix" $suffix) -}}
+{{- $called := dict "url" (printf "%s://%s:%d" (ternary "https" "http" $hasTls) $name (int $api.port)) -}}
+{{- if not $hasTls -}}
+{{- $_ := set $called "allow_plaintext_token" true -}}
+{{- else -}}
+{{- if $api.tls.secret.caKey -}}
+{{- $_ := set $called "ca_file" (printf "/run/secrets/%s-ca/%s" $suffix $api.tls.secret.caKey) -}}
+{{- end -}}
+{{- with $console.clientSecret -}}
+{{- if .name -}}
+{{- $_ := set $called "cert_file" (printf "/run/secrets/client/%s" .certKey) -}}
+{{- $_ := set $called "key_file" (printf "/run/secrets/client/%s" .keyKey) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- $_ := set $settings $section $called -}}
+{{- end -}}
+{{- $config := pick .Values.config "admin" "telemetry" "shutdown" "console" -}}
+{{- include "redeliver.merge" (list $config (dict "console" $settings)) -}}
+{{- end -}}
+
 {{/*
 What the templates need to know of the configuration, as JSON:
 `pipelines`: all of them with their settings, `retired` and `delays` (milliseconds);
@@ -206,6 +252,12 @@ What the templates need to know of the configuration, as JSON:
 {{- $_ := set $own (printf "%s.tls" $section) (printf "set %s.api.tls" $value) -}}
 {{- end -}}
 {{- $_ := set $own "admin.tls" "set admin.tls" -}}
+{{- range $key, $value := dict "listen" "port" "allow_remote" "signIn" "hosts" "hosts or ingress.host" "tls" "tls" "sign_in" "signIn" "oidc" "oidc" "cookie_keys_file" "cookieKeysSecret" -}}
+{{- $_ := set $own (printf "console.%s" $key) (printf "set console.%s" $value) -}}
+{{- end -}}
+{{- range $service := list "inspector" "scheduler" -}}
+{{- $_ := set $own (printf "console.%s" $service) "it calls those of the release" -}}
+{{- end -}}
 {{- $_ := set $own "dlq_inspector.data_dir" "set dlqInspector.persistence" -}}
 {{- range $key, $remedy := $own -}}
 {{- $keys := splitList "." $key -}}
@@ -260,6 +312,7 @@ What the templates need to know of the configuration, as JSON:
 {{- end -}}
 {{- $listeners := dict "admin.tls" $.Values.admin.tls "scheduler.api.tls" $.Values.scheduler.api.tls -}}
 {{- $_ := set $listeners "dlqInspector.api.tls" $.Values.dlqInspector.api.tls -}}
+{{- $_ := set $listeners "console.tls" $.Values.console.tls -}}
 {{- range $path, $tls := $listeners -}}
 {{- if and $tls.clientCaSecret.name (not $tls.secret.name) -}}
 {{- fail (printf "%s.secret.name: is missing, and %s.clientCaSecret.name is set; name the Secret with the certificate" $path $path) -}}
@@ -272,6 +325,21 @@ What the templates need to know of the configuration, as JSON:
 {{- if and $tls.secret.name (ne $key $issued) -}}
 {{- fail (printf "%s.secret.%s: is %s, but certManager.issuerRef is set, and Secrets of cert-manager contain %s" $path $field $key $issued) -}}
 {{- end -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- with $.Values.console -}}
+{{- if .enabled -}}
+{{- if not (include "redeliver.isExposed" $.Values.dlqInspector.api) -}}
+{{- fail "dlqInspector.api: the console cannot reach it; configure its authentication, or allowUnauthenticated" -}}
+{{- else if and (eq .signIn "oidc") (not .oidc.issuer) -}}
+{{- fail "console.oidc.issuer: is missing, and console.signIn is oidc" -}}
+{{- else if and (ne .signIn "oidc") .oidc -}}
+{{- fail "console.oidc: requires console.signIn: oidc" -}}
+{{- else if and (gt (int .replicas) 1) (ne .signIn "none") (not .cookieKeysSecret.name) -}}
+{{- fail "console.cookieKeysSecret.name: is missing; pods that share no keys of cookies do not know the sessions of each other" -}}
+{{- else if and (ne .signIn "none") (not (or .tls.secret.name .ingress.host .hosts)) -}}
+{{- fail "console.ingress.host: is missing; set it, console.hosts if another proxy has the certificate, or console.tls, because browsers keep sessions only with HTTPS" -}}
 {{- end -}}
 {{- end -}}
 {{- end -}}

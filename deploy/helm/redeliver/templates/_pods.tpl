@@ -80,8 +80,9 @@ affinity:
 {{- end -}}
 
 {{/*
-A StatefulSet with its PodDisruptionBudget and autoscaler:
+A StatefulSet, or with `stateless` a Deployment without access to Kafka, with its PodDisruptionBudget and autoscaler:
 root, facts;
+configMap, config: of a Deployment, see redeliver.consoleConfig;
 suffix: of the name; component, labels: select the pods;
 path: of its values, for errors; settings: see redeliver.settings;
 args, env; secrets: in addition to those for Kafka, see redeliver.kafka;
@@ -96,7 +97,14 @@ signal: what it is scaled by, see redeliver.autoscaler.
 {{- $values := $root.Values -}}
 {{- $name := include "redeliver.objectName" (dict "root" $root "suffix" .suffix) -}}
 {{- $selector := include "redeliver.selectorLabels" . -}}
-{{- $kafka := include "redeliver.kafka" $root | fromJson -}}
+{{- $kafka := dict "secrets" dict "env" list -}}
+{{- $configMap := .configMap -}}
+{{- $config := .config -}}
+{{- if not .stateless -}}
+{{- $kafka = include "redeliver.kafka" $root | fromJson -}}
+{{- $configMap = include "redeliver.fullname" $root -}}
+{{- $config = include "redeliver.config" $root -}}
+{{- end -}}
 {{- $admin := include "redeliver.tls" (dict "tls" $values.admin.tls "section" "admin" "volume" "admin-tls") | fromJson -}}
 {{- $secrets := merge dict $kafka.secrets $admin.secrets (default dict .secrets) -}}
 {{- /* The kubelet does not verify the certificate, and needs none. */ -}}
@@ -104,7 +112,7 @@ signal: what it is scaled by, see redeliver.autoscaler.
 {{- $readyz := dict "httpGet" (dict "path" "/readyz" "port" "admin" "scheme" $scheme) -}}
 {{- $autoscaling := default dict $settings.autoscaling -}}
 apiVersion: apps/v1
-kind: StatefulSet
+kind: {{ ternary "Deployment" "StatefulSet" (default false .stateless) }}
 metadata:
   name: {{ $name }}
   namespace: {{ $root.Release.Namespace }}
@@ -118,9 +126,11 @@ spec:
   {{- if not $autoscaling.enabled }}
   replicas: {{ int $settings.replicas }}
   {{- end }}
+  {{- if not .stateless }}
   serviceName: {{ include "redeliver.fullname" $root }}
   # Pods do not depend on each other.
   podManagementPolicy: Parallel
+  {{- end }}
   revisionHistoryLimit: 3
   selector:
     matchLabels:
@@ -142,7 +152,7 @@ spec:
         {{- $selector | nindent 8 }}
       annotations:
         # Of the configuration only, so that settings of one workload restart no other.
-        checksum/config: {{ include "redeliver.config" $root | sha256sum }}
+        checksum/config: {{ $config | sha256sum }}
         {{- with $settings.podAnnotations }}
         {{- toYaml . | nindent 8 }}
         {{- end }}
@@ -204,7 +214,7 @@ spec:
             {{- toYaml . | nindent 12 }}
             {{- end }}
       volumes:
-        {{- include "redeliver.volumes" (dict "configMap" (include "redeliver.fullname" $root) "secrets" $secrets) | nindent 8 }}
+        {{- include "redeliver.volumes" (dict "configMap" $configMap "secrets" $secrets) | nindent 8 }}
         {{- with concat (default list .volumes) $settings.extraVolumes }}
         {{- toYaml . | nindent 8 }}
         {{- end }}

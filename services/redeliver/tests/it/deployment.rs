@@ -104,7 +104,7 @@ fn compose_and_prometheus_name_same_processes() {
             )
         })
         .collect();
-    for name in ["dlq-inspector", "enricher", "scheduler"] {
+    for name in ["console", "dlq-inspector", "enricher", "scheduler"] {
         expected.insert(name.to_owned(), Value::Null);
     }
     assert_eq!(running, expected.keys().cloned().collect());

@@ -75,6 +75,7 @@ fn port_in_use_is_reported() {
         ("retry-tier", "admin.listen"),
         ("scheduler", "scheduler.listen"),
         ("dlq-inspector", "dlq_inspector.listen"),
+        ("console", "console.listen"),
     ] {
         let printed = with_file(name, VALID, &["--set", &format!("{field}={address}")]);
         let expected = format!(
@@ -186,7 +187,7 @@ Commands:
 ";
     assert!(help("redeliver").starts_with(expected), "{}", help("redeliver"));
     let version = format!(" {}\n", redeliver_runtime::metrics::version());
-    for name in SERVICES.into_iter().chain(["redeliver"]) {
+    for name in SERVICES.into_iter().chain(["console", "redeliver"]) {
         let printed = output_of(name, &["--version"]);
         assert!(
             printed.code == Some(0) && printed.stdout.ends_with(&version),

@@ -4,10 +4,11 @@ use std::path::Path;
 use std::time::Duration;
 
 use redeliver_core::error_chain::error_chain;
-use redeliver_runtime::config::is_loopback;
-use redeliver_runtime::tls::{client_builder, trusted_roots};
 use reqwest::{Client, Response, redirect};
 use url::Url;
+
+use crate::config::is_loopback;
+use crate::tls::{client_builder, trusted_roots};
 
 /// A client for requests to the host of this URL, with this maximum time of a request.
 ///
