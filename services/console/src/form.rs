@@ -130,8 +130,10 @@ pub(crate) fn id() -> String {
 }
 
 fn random() -> String {
-    let bytes = cookie_keys::random::<BYTES>();
-    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+    cookie_keys::random::<BYTES>()
+        .iter()
+        .map(|byte| format!("{byte:02x}"))
+        .collect()
 }
 
 fn is_random(text: &str) -> bool {
