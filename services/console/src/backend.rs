@@ -12,6 +12,8 @@ use redeliver_client::{
 use redeliver_core::error_chain::error_chain;
 use redeliver_runtime::config::{ConfigError, Secret};
 
+use crate::config::{BackendConfig, ConsoleConfig};
+
 /// How long a page waits for a service. A viewer must know within two seconds that a service is gone.
 const CONNECT_TIMEOUT: Duration = Duration::from_millis(1_500);
 const CALL_TIMEOUT: Duration = Duration::from_secs(15);

@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use redeliver_console::Console;
-use redeliver_runtime::Config;
+use redeliver_console::{Console, Sections};
+use redeliver_runtime::ProgramConfig;
 use redeliver_runtime::listen::Listener;
 use redeliver_testkit::{FakeEndpoint, Reply, http};
 use reqwest::header::{COOKIE, HOST, LOCATION, ORIGIN, SET_COOKIE};
@@ -62,7 +62,7 @@ impl Running {
         let yaml = format!(
             "console:\n  hosts: [{HOST_NAME}]\n  inspector: {{ url: '{url}' }}\n  scheduler: {{ url: '{url}' }}\n{settings}"
         );
-        let config = Config::from_yaml(&yaml).unwrap();
+        let config = ProgramConfig::<Sections>::from_yaml(&yaml).unwrap();
         let listener = Listener::bind("console.listen", (Ipv4Addr::LOCALHOST, 0).into()).unwrap();
         let address = listener.local_addr().unwrap();
         let console = Console::new(&config.own.console).unwrap();
