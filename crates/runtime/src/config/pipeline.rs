@@ -147,6 +147,7 @@ impl PipelineConfig {
     #[must_use]
     pub fn pipeline(&self, name: &str, scheduler: &SchedulerConfig) -> Pipeline {
         Pipeline {
+            name: name.into(),
             source: self.source(name).into(),
             output: self
                 .output
@@ -178,7 +179,6 @@ impl PipelineConfig {
             },
             drops_results: self.output.as_ref().is_some_and(OutputConfig::drops_results),
             retired: self.is_retired,
-            ..Pipeline::new(name)
         }
     }
 
