@@ -1,9 +1,12 @@
 //! How much may happen per second.
 
+use std::ops::RangeInclusive;
 use std::time::Duration;
 
 use crate::time::Timestamp;
 
+/// The valid rates that people set, per second.
+pub const RATES: RangeInclusive<f64> = 0.001..=1_000_000.0;
 /// The minimum time until a bucket without tokens is looked at again. So a look at a high rate finds several tokens, instead of one each.
 const MIN_PAUSE: Duration = Duration::from_millis(20);
 /// Less than the error of the sum of many parts of tokens.

@@ -11,6 +11,7 @@ use redeliver_client::messages::{
     RateLimit, ReleaseWholeTierRequest, RunState, SetControlRateRequest, TierControl, TierReleaseResult,
 };
 use redeliver_client::{ClientError, Code, ControlClient};
+use redeliver_core::token_bucket::RATES;
 use redeliver_proto::error::code_name;
 use redeliver_runtime::cli::CommonArgs;
 use redeliver_service::control::ControlName;
@@ -144,7 +145,7 @@ fn rate(text: &str) -> Result<Rate, String> {
         "unlimited" => Ok(Rate(Some(Limit::Unlimited(true)))),
         "configured" => Ok(Rate(None)),
         number => match number.parse() {
-            Ok(rate) if (0.001..=1_000_000.0).contains(&rate) => Ok(Rate(Some(Limit::PerSecond(rate)))),
+            Ok(rate) if RATES.contains(&rate) => Ok(Rate(Some(Limit::PerSecond(rate)))),
             _ => Err("write 0.001 to 1000000, `unlimited` or `configured`".to_owned()),
         },
     }

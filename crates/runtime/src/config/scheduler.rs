@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
 
+use redeliver_core::token_bucket::RATES;
 use redeliver_core::{HumanDuration, SchedulerTopics};
 use serde::{Deserialize, Serialize};
 
@@ -220,7 +221,7 @@ impl SchedulerConfig {
                 at.inside(name, |at| {
                     at.topic("topic", &app.topic);
                     if let Some(rate) = app.rate {
-                        at.range("rate", rate, 0.001..=1_000_000.0);
+                        at.range("rate", rate, RATES);
                     }
                     if let Some(max_waiting) = app.max_waiting {
                         at.range("max_waiting", max_waiting, 1..=1_000_000_000_000);

@@ -15,6 +15,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use redeliver_core::error_chain::error_chain;
+use redeliver_core::token_bucket::RATES;
 use redeliver_core::{Clock, HumanDuration, Pipeline};
 use redeliver_kafka::KafkaSettings;
 use redeliver_kafka::ends::topic_ends;
@@ -28,8 +29,8 @@ use super::change::{Change, ChangeError, ChangeRequest, RefusedChange, WantedRel
 use super::settings::AppSettings;
 use super::snapshot::ControlProblem;
 use super::value::{
-    ApplicationControl, Desired, PipelineControl, RATES, RateLimit, Release, Run, TierControl, Value,
-    read_rate, write_application, write_pipeline, write_tier,
+    ApplicationControl, Desired, PipelineControl, RateLimit, Release, Run, TierControl, Value, read_rate,
+    write_application, write_pipeline, write_tier,
 };
 use super::{Control, ControlError, ControlField, ControlName, Snapshot};
 use crate::audit::AuditLog;

@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use redeliver_core::Timestamp;
+use redeliver_core::token_bucket::RATES;
 use redeliver_kafka::TopicId;
 use redeliver_proto::convert::{from_timestamp, to_timestamp};
 use redeliver_proto::v1::control_record::Desired as ProtoDesired;
@@ -16,8 +17,6 @@ use super::name::ControlName;
 
 /// The format of values.
 const FORMAT: u32 = 0;
-/// The valid limits of rates, per second.
-pub const RATES: std::ops::RangeInclusive<f64> = 0.001..=1_000_000.0;
 /// The maximum size of a value, in bytes. A release contains an offset for each partition.
 const MAX_VALUE: usize = 512 << 10;
 
