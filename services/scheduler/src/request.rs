@@ -20,7 +20,7 @@ use redeliver_core::{Failure, Headers, HumanDuration, Pipeline, Record, Timestam
 use redeliver_proto::v1::job_command::Command as Message;
 use redeliver_proto::{Message as _, v1};
 
-use crate::job::{Kind, Payload, Priority, RequestHash};
+use crate::job::{Job, JobId, JobState, Kind, Payload, Priority, RequestHash};
 
 mod field;
 mod hash;
@@ -157,6 +157,31 @@ pub struct Request {
     pub payload: Payload,
     /// The time after which the job is not dispatched any more.
     pub expires: Option<Timestamp>,
+}
+
+impl Request {
+    /// The job of an accepted request, which waits.
+    pub(crate) fn into_job(self, id: JobId, accepted: Timestamp) -> Job {
+        Job {
+            id,
+            app: self.app,
+            kind: self.kind,
+            state: JobState::Scheduled,
+            priority: self.priority,
+            due: self.due,
+            accepted,
+            revision: 1,
+            idempotency_key: self.idempotency_key,
+            request_hash: self.request_hash,
+            request_id: self.request_id,
+            topic: self.topic,
+            payload: self.payload,
+            ended: None,
+            expires: self.expires,
+            occurrence: None,
+            released: None,
+        }
+    }
 }
 
 /// The context of a request.

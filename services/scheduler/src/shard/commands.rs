@@ -235,23 +235,8 @@ impl Shard {
         writes: &mut Writes,
     ) -> v1::Job {
         let mut job = Job {
-            id,
-            app: request.app,
-            kind: request.kind,
-            state: JobState::Scheduled,
-            priority: request.priority,
-            due: request.due,
-            accepted: now,
-            revision: 1,
-            idempotency_key: request.idempotency_key,
-            request_hash: request.request_hash,
-            request_id: request.request_id,
-            topic: request.topic,
-            payload: request.payload,
-            ended: None,
-            expires: request.expires,
             occurrence,
-            released: None,
+            ..request.into_job(id, now)
         };
         if let Some(record) = record {
             spans::accepted(&mut job, record);

@@ -117,16 +117,11 @@ impl Shard {
         now: Timestamp,
         writes: &mut Writes,
     ) -> v1::CommandOutcome {
+        // The clock may have been set back. A previous job with the key must not use it for longer than this one.
+        let accepted = job.accepted.max(now);
         let mut new = Job {
-            due: request.due,
-            // The clock may have been set back. A previous job with the key must not use it for longer than this one.
-            accepted: job.accepted.max(now),
             revision: job.revision + 1,
-            request_hash: request.request_hash,
-            request_id: request.request_id.clone(),
-            payload: request.payload.clone(),
-            expires: request.expires,
-            ..job.clone()
+            ..request.clone().into_job(job.id, accepted)
         };
         // The index has memory for a job that is not larger than the one that it contains.
         let checked = if new.size() > job.size() {
