@@ -77,7 +77,12 @@ mod tests {
                 value: Some(bytes::Bytes::from_static(b"b")),
             }],
             topic: "sms-jobs".to_owned(),
-            ..Job::default()
+            key: None,
+            ended_at: None,
+            expires_at: None,
+            occurrence: String::new(),
+            // Not shown: only lists set it.
+            long_wait: false,
         }
     }
 

@@ -191,14 +191,21 @@ mod tests {
                 seconds: 1_763_722_800,
                 nanos: 5_000_000,
             }),
+            accepted_at: Some(prost_types::Timestamp::default()),
             revision: 1,
+            idempotency_key: "k".to_owned(),
+            request_id: "r".to_owned(),
             data: Bytes::from_static(b"{ \"n\": 1.50 }"),
             key: Some(Bytes::from_static(b"\xff")),
             headers: vec![v1::Header {
                 name: "h".to_owned(),
                 value: None,
             }],
-            ..v1::Job::default()
+            topic: "t".to_owned(),
+            ended_at: Some(prost_types::Timestamp::default()),
+            expires_at: Some(prost_types::Timestamp::default()),
+            occurrence: "o".to_owned(),
+            long_wait: true,
         };
         let text = serde_json::to_string(&JobView::from(job.clone())).unwrap();
         assert!(text.contains(r#""jobData":{ "n": 1.50 }"#), "{text}");
@@ -208,8 +215,10 @@ mod tests {
             value,
             json!({
                 "id": "x", "appName": "sms", "state": "scheduled", "priority": "high",
-                "scheduledTime": "2025-11-21T11:00:00.005Z", "revision": 1, "keyBase64": "/w==",
-                "headers": [{"name": "h", "value": null}],
+                "scheduledTime": "2025-11-21T11:00:00.005Z", "acceptedAt": "1970-01-01T00:00:00.000Z", "revision": 1,
+                "idempotencyKey": "k", "requestId": "r", "keyBase64": "/w==", "headers": [{"name": "h", "value": null}],
+                "topic": "t", "endedAt": "1970-01-01T00:00:00.000Z", "expiresAt": "1970-01-01T00:00:00.000Z",
+                "occurrence": "o", "longWait": true,
             })
         );
     }
