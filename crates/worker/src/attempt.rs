@@ -49,11 +49,7 @@ impl AttemptRunner {
             origin: arrival.origin.clone(),
             failed_attempts: arrival.failed_attempts,
             is_repeated,
-            is_last: self
-                .pipeline
-                .policy
-                .delays(arrival.failed_attempts.saturating_add(1))
-                .is_none(),
+            is_last: arrival.failed_attempts >= self.pipeline.policy.max_retries(),
             trace: trace.clone(),
             record,
         };
