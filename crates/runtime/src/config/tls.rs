@@ -32,7 +32,7 @@ impl ServerTlsConfig {
     }
 
     /// Reports problems of `tls` in the current section of `findings`.
-    pub(super) fn check(&self, findings: &mut Findings<'_>) {
+    pub fn check(&self, findings: &mut Findings<'_>) {
         findings.inside("tls", |at| match (&self.cert_file, &self.key_file) {
             (Some(_), None) => at.report("cert_file", "requires key_file"),
             (None, Some(_)) => at.report("key_file", "requires cert_file"),
