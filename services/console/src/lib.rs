@@ -1,7 +1,8 @@
 //! The web console: pages about what fails, what waits and what is due, rendered by the server.
 //!
 //! It has no access to Kafka and no rights of its own. Each page calls the inspector and the scheduler over gRPC with the token of its
-//! viewer, so scopes, masking and the audit of disclosures are those of the APIs. It keeps no state.
+//! viewer, so scopes, masking and the audit of disclosures are those of the APIs. It keeps no state, apart from the triggers of schedules that it
+//! would otherwise repeat.
 //!
 //! | module | contents |
 //! |---|---|

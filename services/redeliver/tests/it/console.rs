@@ -213,13 +213,9 @@ fn forms_act_once() {
     shows(&paused, "paused</span> by");
     let entries = shows("/audit?action=control.pause", "pipeline/docs");
     assert_eq!(entries.matches("INC-17").count(), 1, "{entries}");
-    let stale = Form {
-        fields: Form::open(console, &pause)
-            .fill("reason", "again")
-            .fill("revision", "0")
-            .fields,
-        ..Form::open(console, &pause)
-    };
+    let stale = Form::open(console, &pause)
+        .fill("reason", "again")
+        .fill("revision", "0");
     assert!(stale.refused(409).contains("Changed meanwhile"));
 
     // A job is scheduled and cancelled.

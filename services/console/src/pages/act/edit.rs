@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use redeliver_client::messages::{DeadLetter, EditedBytes, Header, PlanEditRequest, RedriveEdit};
+use redeliver_core::kept::is_of_user;
 use redeliver_core::terminal::is_harmful;
 use serde::Deserialize;
 use similar::TextDiff;
@@ -31,7 +32,7 @@ pub(super) struct Edit {
     // Not set before the form was sent, and if they cannot be edited as text.
     value: Option<String>,
     key: Option<String>,
-    /// All headers that can be edited, one `NAME=VALUE` per line.
+    /// The headers that can be edited, one `NAME=VALUE` per line.
     headers: Option<String>,
     reason: String,
     destination: String,
@@ -58,7 +59,7 @@ impl Editable {
         let header = |header: &Header| {
             let value = line(header.value.as_deref()?)?;
             line(header.name.as_bytes())
-                .filter(|name| !name.contains('='))
+                .filter(|name| is_of_user(name) && !name.contains('='))
                 .map(|name| (name, value))
         };
         Self {
@@ -69,8 +70,11 @@ impl Editable {
     }
 
     fn headers(&self) -> String {
-        let lines = self.headers.iter().map(|(name, value)| format!("{name}={value}"));
-        lines.collect::<Vec<_>>().join("\n")
+        let lines = self
+            .headers
+            .iter()
+            .map(|(name, value)| format!("{name}={value}\n"));
+        lines.collect()
     }
 }
 
@@ -287,5 +291,69 @@ impl Act for Edit {
         };
         let job = backend.redrives().plan_edit(plan).await?;
         Ok(Some(redrive::link(&job.id, redrive::Verb::Start)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn letter() -> DeadLetter {
+        let header = |name: &str, value: &'static str| Header {
+            name: name.to_owned(),
+            value: Some(Bytes::from_static(value.as_bytes())),
+        };
+        DeadLetter {
+            key: Some(Bytes::from_static(b"k")),
+            value: Some(Bytes::from_static(b"a\nb")),
+            headers: vec![
+                header("tenant", "acme"),
+                header("tenant", "other"),
+                header("kind", "x=y"),
+                header("error-code", "http.422"),
+                header("binary", "\u{1}"),
+            ],
+            ..DeadLetter::default()
+        }
+    }
+
+    fn edited(value: &str, headers: &str) -> RedriveEdit {
+        let form = Edit {
+            value: Some(value.to_owned()),
+            key: Some("k".to_owned()),
+            headers: Some(headers.to_owned()),
+            ..Edit::default()
+        };
+        form.edit(&Editable::of(&letter())).unwrap()
+    }
+
+    #[test]
+    fn line_breaks_of_browsers_change_nothing() {
+        let editable = Editable::of(&letter());
+        assert_eq!(editable.headers(), "tenant=acme\ntenant=other\nkind=x=y\n");
+        let unchanged = edited("a\r\nb", &editable.headers().replace('\n', "\r\n"));
+        assert_eq!(unchanged, RedriveEdit::default());
+        // Before the form was sent.
+        assert_eq!(Edit::default().edit(&editable).unwrap(), RedriveEdit::default());
+    }
+
+    #[test]
+    fn only_differences_are_edited() {
+        let edit = edited("a", "tenant=acme\nnew=1");
+        assert_eq!(edit.value.unwrap().bytes.unwrap(), "a");
+        assert!(edit.key.is_none());
+        assert_eq!(edit.removed_headers, ["kind"]);
+        let set: Vec<&str> = edit.set_headers.iter().map(|header| &*header.name).collect();
+        assert_eq!(set, ["tenant", "new"]);
+    }
+
+    #[test]
+    fn what_forms_change_is_not_editable() {
+        let editable = Editable::of(&DeadLetter {
+            value: Some(Bytes::from_static(b"a\rb")),
+            key: Some(Bytes::from_static(b"a\nb")),
+            ..DeadLetter::default()
+        });
+        assert!(editable.value.is_none() && editable.key.is_none());
     }
 }

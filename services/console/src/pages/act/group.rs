@@ -60,7 +60,7 @@ pub(crate) fn buttons(group: &Group) -> Vec<Button> {
     match group.state() {
         GroupState::Resolved => buttons.push(change("Reopen", Verb::Reopen)),
         GroupState::Muted => {
-            buttons.extend([change("Resolve", Verb::Resolve), change("Reopen", Verb::Reopen)])
+            buttons.extend([change("Resolve", Verb::Resolve), change("Reopen", Verb::Reopen)]);
         }
         _ => buttons.extend([change("Resolve", Verb::Resolve), change("Mute", Verb::Mute)]),
     }
@@ -93,13 +93,14 @@ impl Change {
     }
 
     fn is_wanted(&self, group: &Group) -> bool {
-        let state = match self.verb {
-            Verb::Resolve => GroupState::Resolved,
-            Verb::Mute => GroupState::Muted,
-            Verb::Reopen => GroupState::Open,
+        let is_in_state = match self.verb {
+            // It may have regressed already.
+            Verb::Resolve => matches!(group.state(), GroupState::Resolved | GroupState::Regressed),
+            Verb::Mute => group.state() == GroupState::Muted,
+            Verb::Reopen => group.state() == GroupState::Open,
             Verb::Note => return self.note().as_ref() == Some(&group.note),
         };
-        group.state() == state && group.state_reason == self.reason.trim()
+        is_in_state && group.state_reason == self.reason.trim()
     }
 }
 
