@@ -271,7 +271,7 @@ mod tests {
         let body = |token: &str| format!("token={token}&form={id}&reason=a%26b");
         let cookie = |token: &str| format!("other=1; redeliver-form={token}");
         let form = sent(&cookie(&token), body(&token)).await.unwrap();
-        assert!(form.genuine.is_ok() && !form.token.new_for.is_some());
+        assert!(form.genuine.is_ok() && form.token.new_for.is_none());
         assert_eq!((&*form.fields.reason, &form.id), ("a&b", &id));
         for (cookie, body) in [
             (cookie(&token), body("")),

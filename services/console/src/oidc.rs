@@ -57,7 +57,7 @@ struct Metadata {
 }
 
 /// A sign-in that has begun. A cookie keeps it in the browser, encrypted.
-#[derive(Debug, Serialize, Deserialize)]
+#[derive(Serialize, Deserialize)]
 pub(crate) struct Flow {
     pub(crate) state: String,
     nonce: String,
@@ -87,7 +87,6 @@ impl Flow {
 }
 
 /// What the provider has returned.
-#[derive(Debug)]
 pub(crate) struct Tokens {
     /// The token that the services get.
     pub(crate) token: String,

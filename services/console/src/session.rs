@@ -17,7 +17,8 @@ const PART: usize = 3_800;
 const MAX_PARTS: usize = 8;
 
 /// What the services get, and until when.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Serialize, Deserialize)]
+#[cfg_attr(test, derive(Debug, PartialEq))]
 pub(crate) struct Session {
     /// The token that the services get.
     pub(crate) token: String,

@@ -432,7 +432,7 @@ async fn start(State(gate): State<Gate>, site: Site, Query(parameters): Query<Pa
     }
 }
 
-#[derive(Debug, Default, Deserialize)]
+#[derive(Default, Deserialize)]
 #[serde(default)]
 struct Callback {
     code: String,

@@ -1,12 +1,13 @@
-//! The console of `redeliver dev`: every page, the command that each page shows, and the forms that change something.
+//! The console, also that of `redeliver dev`: every page, the command that each page shows, and the forms that change something.
 
 use std::net::SocketAddr;
 use std::process::Command;
 
 use redeliver_testkit::http::{self, Method};
 use redeliver_testkit::{Process, binary, eventually};
+use sha2::{Digest as _, Sha256};
 
-use crate::support::DEADLINE;
+use crate::support::{DEADLINE, PipeBuilder};
 
 /// What stands between two texts, the first time.
 #[track_caller]
@@ -212,13 +213,9 @@ fn forms_act_once() {
     shows(&paused, "paused</span> by");
     let entries = shows("/audit?action=control.pause", "pipeline/docs");
     assert_eq!(entries.matches("INC-17").count(), 1, "{entries}");
-    let stale = Form {
-        fields: Form::open(console, &pause)
-            .fill("reason", "again")
-            .fill("revision", "0")
-            .fields,
-        ..Form::open(console, &pause)
-    };
+    let stale = Form::open(console, &pause)
+        .fill("reason", "again")
+        .fill("revision", "0");
     assert!(stale.refused(409).contains("Changed meanwhile"));
 
     // A job is scheduled and cancelled.
@@ -286,4 +283,66 @@ fn pages_and_their_commands_work() {
         assert_eq!(found, status, "{page}: {body}");
         assert!(body.contains("class=\"problem\""), "{page}: {body}");
     }
+}
+
+/// The program with sign-in, at a real inspector, with a token as large as those of some providers.
+#[test]
+fn viewers_see_what_their_tokens_permit() {
+    let reader = "r".repeat(16 << 10);
+    let entry = |name: &str, token: &str, scope: &str| {
+        let hash: String = Sha256::digest(token)
+            .iter()
+            .map(|byte| format!("{byte:02x}"))
+            .collect();
+        format!("  - {{ name: {name}, sha256: {hash}, scopes: ['{scope}'] }}\n")
+    };
+    let pipe = PipeBuilder::new("console").with_inspector().create();
+    let file = pipe.env.directory().join("tokens");
+    let tokens = entry("reader", &reader, "dead-letters:read") + &entry("other", "other", "jobs:read");
+    std::fs::write(&file, format!("tokens:\n{tokens}")).unwrap();
+    let tokens_file = format!("dlq_inspector.auth.tokens_file={}", file.display());
+    let mut inspector = pipe.start("dlq-inspector", "a", &["--set", &tokens_file]);
+    let url = format!("console.inspector.url=http://{}", inspector.word_after(" api="));
+    // No other service decides about tokens: nothing listens on port 1.
+    let scheduler = "console.scheduler.url=http://127.0.0.1:1";
+    let settings = [
+        "console.listen=127.0.0.1:0",
+        "console.sign_in=token",
+        &url,
+        scheduler,
+    ];
+    let arguments: Vec<&str> = settings.iter().flat_map(|setting| ["--set", setting]).collect();
+    let mut console = pipe.start("console", "a", &arguments);
+    let address: SocketAddr = console.word_after(" address=").parse().unwrap();
+    let origin = format!("http://{address}");
+
+    let sign_in = |token: &str| {
+        let headers = [
+            ("origin", origin.as_str()),
+            ("content-type", "application/x-www-form-urlencoded"),
+        ];
+        let body = format!("token={token}&return=%2Fletters");
+        http::exchange(Method::POST, address, "/sign-in", &headers, body).unwrap()
+    };
+    let refused = sign_in("guessed");
+    assert!(
+        refused.status == 401 && refused.body.contains("The token is refused"),
+        "{refused:?}"
+    );
+    for (token, status, shown) in [
+        (reader.as_str(), 200, "No dead letter"),
+        ("other", 403, "Needs the scope dead-letters:read"),
+    ] {
+        let signed_in = sign_in(token);
+        assert_eq!(signed_in.status, 303, "{signed_in:?}");
+        let cookies = signed_in.headers.get_all("set-cookie").iter();
+        let cookies: Vec<&str> = cookies
+            .map(|cookie| cookie.to_str().unwrap().split(';').next().unwrap())
+            .collect();
+        let cookies = cookies.join("; ");
+        let headers = [("cookie", cookies.as_str())];
+        let page = http::exchange(Method::GET, address, "/letters", &headers, String::new()).unwrap();
+        assert!(page.status == status && page.body.contains(shown), "{page:?}");
+    }
+    console.shut_down();
 }

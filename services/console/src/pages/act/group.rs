@@ -60,7 +60,7 @@ pub(crate) fn buttons(group: &Group) -> Vec<Button> {
     match group.state() {
         GroupState::Resolved => buttons.push(change("Reopen", Verb::Reopen)),
         GroupState::Muted => {
-            buttons.extend([change("Resolve", Verb::Resolve), change("Reopen", Verb::Reopen)])
+            buttons.extend([change("Resolve", Verb::Resolve), change("Reopen", Verb::Reopen)]);
         }
         _ => buttons.extend([change("Resolve", Verb::Resolve), change("Mute", Verb::Mute)]),
     }

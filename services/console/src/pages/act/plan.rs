@@ -4,7 +4,7 @@ use askama::filters::Safe;
 use redeliver_client::Timestamp;
 use redeliver_client::convert::{from_duration, to_duration};
 use redeliver_client::messages::{
-    DeadLetterStats, GetRedriveRequest, PlanRedriveRequest, RedriveKind, Removal,
+    DeadLetterStats, GetRedriveRequest, PlanRedriveRequest, RedriveKind, Removal, TopicStats,
 };
 use redeliver_core::HumanDuration;
 use serde::Deserialize;
@@ -270,7 +270,7 @@ pub(super) fn affected(stats: &DeadLetterStats, frame: &Frame) -> Vec<Fact> {
         .clone()
         .map(|topic| format!("{} ({})", topic.topic, html::number(topic.total)));
     let mut facts = vec![fact("In", topics.collect::<Vec<_>>().join(", "))];
-    let remaining = |duration: prost_types::Duration| from_duration(&duration).map(|left| left.as_millis());
+    let remaining = |duration: prost_types::Duration| from_duration(&duration).map(HumanDuration::as_millis);
     let first = counts
         .clone()
         .filter_map(|topic| topic.until_removal.and_then(remaining))
@@ -279,7 +279,7 @@ pub(super) fn affected(stats: &DeadLetterStats, frame: &Frame) -> Vec<Fact> {
             let left = i64::try_from(left).unwrap_or(i64::MAX);
             Timestamp::from_millis(frame.now.as_millis().saturating_add(left))
         });
-    let removals: Vec<Removal> = counts.map(|topic| topic.removal()).collect();
+    let removals: Vec<Removal> = counts.map(TopicStats::removal).collect();
     let retention = match first {
         Some(first) => Safe(format!("Kafka may remove the first {}", when(first, frame))),
         None if removals.contains(&Removal::BySize) => {
