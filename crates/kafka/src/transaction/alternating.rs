@@ -98,10 +98,21 @@ impl Alternating {
             return Ok(());
         }
         self.used = self.all.len();
-        // One is enough to continue, so only one is waited for.
-        let mut spares = self.all[PAIR..].iter_mut();
-        let spare = spares.find(|spare| !spare.is_ready() && !spare.is_blocked());
-        let unready = spare.and_then(|spare| spare.recover(wait).err()).or(unready);
+        // One is enough to continue. They connect at the same time, because the broker that one asks first may be down.
+        let until = Instant::now() + wait;
+        let is_awaited = |spare: &&mut Transactions| !spare.is_ready() && !spare.is_blocked();
+        while !self.all.iter().any(Transactions::is_usable) && Instant::now() < until {
+            let mut may_retry = false;
+            for spare in self.all[PAIR..].iter_mut().filter(is_awaited) {
+                if let Err(error) = spare.recover(LOOK) {
+                    may_retry |= error.action == RecoveryAction::Retry;
+                    unready = Some(error);
+                }
+            }
+            if !may_retry {
+                break;
+            }
+        }
         match unready {
             Some(error) if !self.all.iter().any(Transactions::is_ready) => Err(error),
             _ => Ok(()),
