@@ -397,9 +397,9 @@ impl OwnSections for Own {
     fn check(&self, shared: &Config, findings: &mut Findings<'_>) {
         let lanes = shared.kafka.lanes;
         findings.inside("redis", |at| {
-            self.redis
-                .keys()
-                .for_each(|key| at.range(key, self.redis[key], 0..=lanes))
+            for (key, value) in &self.redis {
+                at.range(key, *value, 0..=lanes);
+            }
         });
     }
 }
