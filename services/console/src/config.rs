@@ -48,7 +48,7 @@ pub struct ConsoleConfig {
     pub scheduler: BackendConfig,
     /// How viewers prove who they are.
     pub sign_in: SignIn,
-    /// The issuer, for [`SignIn::Oidc`].
+    /// The issuer, for `sign_in: oidc`.
     pub oidc: Option<SignInOidcConfig>,
     /// The file with the keys of cookies, one a line. The first one encrypts. `None`: a random key of this process.
     pub cookie_keys_file: Option<PathBuf>,
