@@ -103,6 +103,8 @@ pub(crate) struct Problem {
     pub(crate) advice: String,
 }
 
+const CHANGED_MEANWHILE: &str = "Changed meanwhile";
+
 pub(crate) type Part<T> = Result<T, Problem>;
 
 impl Problem {
@@ -138,6 +140,11 @@ impl Problem {
 }
 
 impl Problem {
+    /// Whether another revision was expected. Then nothing was changed.
+    pub(crate) fn is_about_revision(&self) -> bool {
+        self.title == CHANGED_MEANWHILE
+    }
+
     /// Where to sign in with another token, if that helps.
     pub(crate) fn sign_in(&self) -> Option<String> {
         (self.status == StatusCode::UNAUTHORIZED)
@@ -162,7 +169,7 @@ impl From<ClientError> for Problem {
             ),
             (_, Some(Code::Aborted)) => (
                 StatusCode::CONFLICT,
-                "Changed meanwhile".to_owned(),
+                CHANGED_MEANWHILE.to_owned(),
                 "This is how it is now. Look at it, then repeat.".to_owned(),
             ),
             (_, Some(Code::FailedPrecondition | Code::AlreadyExists)) => {

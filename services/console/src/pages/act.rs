@@ -51,6 +51,9 @@ trait Act: Fields + Send + Sync + 'static {
     /// What the form shows, as it is now.
     fn sheet(&self, backend: &Backend, frame: &Frame) -> impl Future<Output = Part<Sheet>> + Send;
 
+    /// Forgets what the caller has seen, which is not so any more.
+    fn forget(&mut self) {}
+
     /// Makes the change, once for each request id. The address of the page that shows the effect; `None`: the form, because nothing was changed yet.
     fn run(&self, backend: &Backend, request_id: &str) -> impl Future<Output = Part<Option<String>>> + Send;
 }
@@ -114,7 +117,7 @@ async fn show<A: Act>(backend: Backend, token: Token, Query(asked): Query<A>) ->
 
 async fn send<A: Act>(backend: Backend, form: Form<A>) -> Response {
     let Form {
-        fields: asked,
+        fields: mut asked,
         token,
         id,
         request_id,
@@ -127,7 +130,13 @@ async fn send<A: Act>(backend: Backend, form: Form<A>) -> Response {
     match done {
         Ok(Some(next)) => Redirect::to(&next).into_response(),
         Ok(None) => page(&asked, &backend, None, token, id).await,
-        Err(problem) => page(&asked, &backend, Some(problem), token, id).await,
+        Err(problem) => {
+            // After an unknown outcome, a repetition is recognised by what the caller has seen.
+            if problem.is_about_revision() {
+                asked.forget();
+            }
+            page(&asked, &backend, Some(problem), token, id).await
+        }
     }
 }
 
@@ -161,9 +170,28 @@ fn seen(revision: &str) -> Part<Option<u64>> {
     form::parsed("revision", revision, "a whole number")
 }
 
-/// Whether a change was refused because it is a repetition: one revision after the expected one, it is as wanted.
-fn is_repeated(error: &ClientError, expected: Option<u64>, found: u64, is_wanted: bool) -> bool {
-    error.code() == Some(Code::Aborted) && expected.is_some_and(|expected| found == expected + 1) && is_wanted
+/// The revision that a form shows: the one that the caller has seen, or else the current one.
+fn shown(seen: &str, current: u64) -> String {
+    match seen.trim() {
+        "" => current.to_string(),
+        seen => seen.to_owned(),
+    }
+}
+
+/// Accepts a change that was refused because it is a repetition: one revision after the expected one, it is as wanted.
+async fn accept_repeated(
+    error: ClientError,
+    expected: Option<u64>,
+    found: impl Future<Output = Part<(u64, bool)>> + Send,
+) -> Part<()> {
+    if error.code() == Some(Code::Aborted)
+        && let Some(next) = expected.and_then(|expected| expected.checked_add(1))
+        && let Ok((revision, true)) = found.await
+        && revision == next
+    {
+        return Ok(());
+    }
+    Err(error.into())
 }
 
 /// A text of several lines, as it was before a browser sent it.

@@ -1,14 +1,14 @@
 //! Pauses, resumes, limits and releases pipelines, tiers and applications.
 
-use redeliver_client::messages::control::Effective;
+use redeliver_client::messages::control::{Desired, Effective};
 use redeliver_client::messages::rate_limit::Limit;
 use redeliver_client::messages::{
-    ChangeControlRequest, Control, GetControlRequest, OverviewSelection, RateLimit, RunState,
-    SetControlRateRequest,
+    ApplicationControl, ChangeControlRequest, Control, GetControlRequest, OverviewSelection, PipelineControl,
+    RateLimit, RunState, SetControlRateRequest,
 };
 use serde::Deserialize;
 
-use super::{Act, Fact, Sheet, by, fact, is_repeated, seen};
+use super::{Act, Fact, Sheet, accept_repeated, by, fact, seen, shown};
 use crate::backend::Backend;
 use crate::command::Command;
 use crate::form::{Field, Fields, required};
@@ -51,6 +51,8 @@ pub(super) struct Change {
     name: String,
     verb: Verb,
     revision: String,
+    /// When the last release that the caller has seen was wanted.
+    released: String,
     rate: String,
     reason: String,
 }
@@ -126,13 +128,27 @@ impl Change {
         }
     }
 
-    fn command(&self, control: &Control) -> Command {
+    /// Whether the last change of a control was this one.
+    fn is_wanted(&self, control: &Control) -> Part<bool> {
+        let (state, rate) = effective(control);
+        let is_wanted = match self.verb {
+            Verb::Pause => state == RunState::Paused,
+            Verb::Resume => state == RunState::Running,
+            Verb::Rate => self.rate()? == rate,
+            Verb::Reset => is_as_configured(control),
+            Verb::Release => released(control) != self.released,
+        };
+        let reason = self.reason.trim();
+        Ok(is_wanted && (reason.is_empty() || reason == control.reason))
+    }
+
+    fn command(&self, revision: &str) -> Command {
         let verb = match self.verb {
             Verb::Reset => "resume --as-configured",
             verb => verb.name(),
         };
         let command = Command::new(verb)
-            .option("--expected-revision", control.revision)
+            .option("--expected-revision", revision)
             .option("--reason", &self.reason)
             .argument(&self.name);
         match self.verb {
@@ -153,8 +169,17 @@ impl Change {
 impl Act for Change {
     const SECTION: &'static str = "/";
 
+    fn forget(&mut self) {
+        self.revision.clear();
+    }
+
     async fn sheet(&self, backend: &Backend, frame: &Frame) -> Part<Sheet> {
         let control = self.control(backend).await?;
+        let revision = shown(&self.revision, control.revision);
+        let released = match self.revision.as_str() {
+            "" => released(&control),
+            _ => self.released.clone(),
+        };
         let (state, rate) = effective(&control);
         let mut facts = vec![
             fact("Name", &self.name),
@@ -198,7 +223,8 @@ impl Act for Change {
         let mut fields = vec![
             Field::hidden("name", name),
             Field::hidden("verb", self.verb.name()),
-            Field::hidden("revision", control.revision.to_string()),
+            Field::hidden("revision", &revision),
+            Field::hidden("released", released),
             match self.verb {
                 Verb::Pause | Verb::Rate | Verb::Release => reason.required(),
                 Verb::Resume | Verb::Reset => reason,
@@ -214,7 +240,7 @@ impl Act for Change {
             facts,
             warnings,
             fields,
-            ..Sheet::new(title, button, self.command(&control), self.back())
+            ..Sheet::new(title, button, self.command(&revision), self.back())
         })
     }
 
@@ -246,21 +272,34 @@ impl Act for Change {
             }
         };
         if let Err(error) = changed {
-            let control = self.control(backend).await?;
-            let (state, rate) = effective(&control);
-            let is_wanted = match self.verb {
-                Verb::Pause => state == RunState::Paused,
-                Verb::Resume => state == RunState::Running,
-                Verb::Rate => self.rate()? == rate,
-                Verb::Reset | Verb::Release => true,
+            let found = async {
+                let control = self.control(backend).await?;
+                Ok((control.revision, self.is_wanted(&control)?))
             };
-            let is_same = is_wanted && (reason.is_empty() || reason == control.reason);
-            if !is_repeated(&error, expected_revision, control.revision, is_same) {
-                return Err(error.into());
-            }
+            accept_repeated(error, expected_revision, found).await?;
         }
         Ok(Some(self.back()))
     }
+}
+
+/// Whether nothing is wanted that the configuration does not say.
+fn is_as_configured(control: &Control) -> bool {
+    match &control.desired {
+        Some(Desired::Application(app)) => *app == ApplicationControl::default(),
+        Some(Desired::Pipeline(pipeline)) => *pipeline == PipelineControl::default(),
+        Some(Desired::Tier(tier)) => tier.state() == RunState::Unspecified && tier.rate.is_none(),
+        None => false,
+    }
+}
+
+/// When the last release was wanted; empty if there was none.
+fn released(control: &Control) -> String {
+    let release = match &control.desired {
+        Some(Desired::Tier(tier)) => tier.release.as_ref(),
+        _ => None,
+    };
+    let at = release.and_then(|release| release.released_at);
+    at.map_or_else(String::new, |at| format!("{}.{:09}", at.seconds, at.nanos))
 }
 
 /// What applies now.

@@ -7,7 +7,7 @@ use redeliver_client::messages::{
 };
 use serde::Deserialize;
 
-use super::{Act, Sheet, by, count, fact, is_repeated, lines, plan, seen};
+use super::{Act, Sheet, accept_repeated, by, count, fact, lines, plan, seen, shown};
 use crate::backend::Backend;
 use crate::command::Command;
 use crate::form::{Field, Fields, Input, parsed, required};
@@ -92,23 +92,33 @@ impl Change {
         self.note.as_deref().map(|note| lines(note).trim_end().to_owned())
     }
 
-    fn is_wanted(&self, group: &Group) -> bool {
+    fn until(&self) -> Part<Option<prost_types::Timestamp>> {
+        let until: Option<Timestamp> = parsed("until", &self.until, "a time, such as 2026-11-30T08:00:00Z")?;
+        Ok(until.map(to_timestamp))
+    }
+
+    fn is_wanted(&self, group: &Group) -> Part<bool> {
         let is_in_state = match self.verb {
             // It may have regressed already.
             Verb::Resolve => matches!(group.state(), GroupState::Resolved | GroupState::Regressed),
-            Verb::Mute => group.state() == GroupState::Muted,
+            Verb::Mute => group.state() == GroupState::Muted && group.muted_until == self.until()?,
             Verb::Reopen => group.state() == GroupState::Open,
-            Verb::Note => return self.note().as_ref() == Some(&group.note),
+            Verb::Note => return Ok(self.note().as_ref() == Some(&group.note)),
         };
-        is_in_state && group.state_reason == self.reason.trim()
+        Ok(is_in_state && group.state_reason == self.reason.trim())
     }
 }
 
 impl Act for Change {
     const SECTION: &'static str = "/groups";
 
+    fn forget(&mut self) {
+        self.revision.clear();
+    }
+
     async fn sheet(&self, backend: &Backend, frame: &Frame) -> Part<Sheet> {
         let group = self.group(backend).await?;
+        let revision = shown(&self.revision, group.revision);
         let mut facts = vec![
             fact("Group", crate::pages::groups::reason(&group)),
             fact("Pipeline", &group.pipeline),
@@ -129,10 +139,10 @@ impl Act for Change {
         let mut fields = vec![
             Field::hidden("id", &self.id),
             Field::hidden("verb", self.verb.name()),
-            Field::hidden("revision", group.revision.to_string()),
+            Field::hidden("revision", &revision),
         ];
         let mut command = Command::new(&format!("dlq group {}", self.verb.name()))
-            .option("--expected-revision", group.revision)
+            .option("--expected-revision", &revision)
             .option("--reason", &self.reason)
             .option("--until", &self.until)
             .argument(&group.id);
@@ -184,13 +194,12 @@ impl Act for Change {
             Verb::Reopen => client.reopen_group(change).await,
             Verb::Mute => {
                 required("reason", &reason)?;
-                let until: Option<Timestamp> =
-                    parsed("until", &self.until, "a time, such as 2026-11-30T08:00:00Z")?;
+                let until = self.until()?;
                 let mute = MuteGroupRequest {
                     id,
                     reason,
                     expected_revision,
-                    until: until.map(to_timestamp),
+                    until,
                 };
                 client.mute_group(mute).await
             }
@@ -207,10 +216,11 @@ impl Act for Change {
             }
         };
         if let Err(error) = changed {
-            let group = self.group(backend).await?;
-            if !is_repeated(&error, expected_revision, group.revision, self.is_wanted(&group)) {
-                return Err(error.into());
-            }
+            let found = async {
+                let group = self.group(backend).await?;
+                Ok((group.revision, self.is_wanted(&group)?))
+            };
+            accept_repeated(error, expected_revision, found).await?;
         }
         Ok(Some(segment("/groups", &self.id)))
     }

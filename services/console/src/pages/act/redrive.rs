@@ -7,7 +7,7 @@ use redeliver_client::messages::{
 };
 use serde::Deserialize;
 
-use super::{Act, Fact, Sheet, by, count, fact, is_repeated, plan, seen};
+use super::{Act, Fact, Sheet, accept_repeated, by, count, fact, plan, seen, shown};
 use crate::backend::Backend;
 use crate::command::Command;
 use crate::form::{Field, Fields, parsed};
@@ -116,8 +116,13 @@ impl Change {
 impl Act for Change {
     const SECTION: &'static str = "/redrives";
 
+    fn forget(&mut self) {
+        self.revision.clear();
+    }
+
     async fn sheet(&self, backend: &Backend, frame: &Frame) -> Part<Sheet> {
         let job = self.job(backend).await?;
+        let revision = shown(&self.revision, job.revision);
         let mut facts = described(&job, frame);
         let kind = job.kind().name().unwrap_or_default();
         let pending = count(job.pending.into(), "dead letter");
@@ -149,10 +154,10 @@ impl Act for Change {
         let mut fields = vec![
             Field::hidden("id", &self.id),
             Field::hidden("verb", self.verb.name()),
-            Field::hidden("revision", job.revision.to_string()),
+            Field::hidden("revision", &revision),
         ];
         let mut command = Command::new(&format!("dlq redrives {}", self.verb.name()))
-            .option("--expected-revision", job.revision)
+            .option("--expected-revision", &revision)
             .argument(&job.id);
         if self.verb == Verb::Rate {
             let rate = match self.rate.as_str() {
@@ -194,10 +199,11 @@ impl Act for Change {
             }
         };
         if let Err(error) = changed {
-            let job = self.job(backend).await?;
-            if !is_repeated(&error, expected_revision, job.revision, self.is_wanted(&job)) {
-                return Err(error.into());
-            }
+            let found = async {
+                let job = self.job(backend).await?;
+                Ok((job.revision, self.is_wanted(&job)))
+            };
+            accept_repeated(error, expected_revision, found).await?;
         }
         Ok(Some(segment("/redrives", &self.id)))
     }
