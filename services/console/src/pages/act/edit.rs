@@ -1,5 +1,6 @@
 //! Plans a redrive of one dead letter with another value, key or headers, after a look at what differs.
 
+use std::collections::HashSet;
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -58,14 +59,25 @@ impl Editable {
         let key = letter.key.as_deref().filter(|_| !letter.key_truncated);
         let header = |header: &Header| {
             let value = line(header.value.as_deref()?)?;
-            line(header.name.as_bytes())
-                .filter(|name| is_of_user(name) && !name.contains('='))
-                .map(|name| (name, value))
+            let name = line(header.name.as_bytes())?;
+            // What would be read as another header, or as none, is no line.
+            let is_line = !name.contains('=') && !name.trim().is_empty();
+            (is_of_user(&name) && is_line).then_some((name, value))
         };
+        let mut headers = Vec::new();
+        // An edit replaces all headers of a name.
+        let mut left_out = HashSet::new();
+        for of_record in &letter.headers {
+            match header(of_record) {
+                Some(header) => headers.push(header),
+                None => _ = left_out.insert(of_record.name.as_str()),
+            }
+        }
+        headers.retain(|(name, _)| !letter.headers_truncated && !left_out.contains(name.as_str()));
         Self {
             value: value.and_then(text),
             key: key.and_then(line),
-            headers: letter.headers.iter().filter_map(header).collect(),
+            headers,
         }
     }
 
@@ -355,5 +367,17 @@ mod tests {
             ..DeadLetter::default()
         });
         assert!(editable.value.is_none() && editable.key.is_none());
+    }
+
+    #[test]
+    fn headers_are_editable_together() {
+        let mut letter = letter();
+        letter.headers.push(Header {
+            name: "tenant".to_owned(),
+            value: Some(Bytes::from_static(b"\xff")),
+        });
+        assert_eq!(Editable::of(&letter).headers(), "kind=x=y\n");
+        letter.headers_truncated = true;
+        assert_eq!(Editable::of(&letter).headers(), "");
     }
 }
