@@ -1,11 +1,13 @@
 //! Pauses, resumes, triggers and deletes a schedule.
 
 use std::collections::VecDeque;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use redeliver_client::messages::{PauseScheduleRequest, ResumeScheduleRequest, Schedule, ScheduleState};
 use redeliver_client::{ClientError, Code, JobId, ScheduleClient};
 use serde::Deserialize;
+use tokio::sync::OnceCell;
+use tokio_util::task::TaskTracker;
 
 use super::{Act, Sheet, fact};
 use crate::backend::Backend;
@@ -16,8 +18,11 @@ use crate::page::{Button, Frame, Part, Problem, address, segment};
 use crate::pages::schedules;
 
 /// The requests that have triggered a schedule, and their jobs: the API would create another job for a repeated one. Those of other replicas are not known.
-static TRIGGERED: Mutex<VecDeque<(String, Option<JobId>)>> = Mutex::new(VecDeque::new());
+static TRIGGERED: Mutex<VecDeque<(String, Triggered)>> = Mutex::new(VecDeque::new());
 const REMEMBERED: usize = 1_000;
+
+/// The job, once the call has ended. `None`: it is not known whether there is one.
+type Triggered = Arc<OnceCell<Option<JobId>>>;
 
 #[derive(Clone, Copy, Default, Deserialize, PartialEq)]
 #[serde(rename_all = "lowercase")]
@@ -119,7 +124,9 @@ impl Act for Change {
                 client.resume(ResumeScheduleRequest { id, catch_up }).await?;
             }
             Verb::Trigger => {
-                let job = trigger(&client, &id, request_id).await?;
+                // It does not end with this request: a browser that sends the form twice drops the first one.
+                let triggering = TaskTracker::new().spawn(trigger(client, id, request_id.to_owned()));
+                let job = triggering.await.map_err(|_| Problem::conflict(UNKNOWN))??;
                 return Ok(Some(segment("/jobs", job.to_string())));
             }
             Verb::Delete => {
@@ -132,44 +139,48 @@ impl Act for Change {
     }
 }
 
+const UNKNOWN: &str = "It is not known whether this form has created a job: look at the jobs, and open the form again for another one.";
+
 /// Creates one job for a request, however often it comes.
-async fn trigger(client: &ScheduleClient, id: &str, request_id: &str) -> Part<JobId> {
-    let known =
-        |triggered: &VecDeque<(String, _)>| triggered.iter().position(|(known, _)| known == request_id);
-    {
-        let mut triggered = TRIGGERED.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(at) = known(&triggered) {
-            let unknown = "It is not known whether this form has created a job: look at the jobs, and open the form again for another one.";
-            return triggered[at].1.ok_or_else(|| Problem::conflict(unknown));
+async fn trigger(client: ScheduleClient, id: String, request_id: String) -> Part<JobId> {
+    let triggered = {
+        let mut requests = TRIGGERED.lock().unwrap_or_else(PoisonError::into_inner);
+        let known = requests.iter().find(|(known, _)| *known == request_id);
+        known.map(|(_, triggered)| triggered.clone()).unwrap_or_else(|| {
+            if requests.len() == REMEMBERED {
+                requests.pop_front();
+            }
+            let triggered = Triggered::default();
+            requests.push_back((request_id, triggered.clone()));
+            triggered
+        })
+    };
+    let mut failure = None;
+    let call = async || match client.trigger(&id).await {
+        Ok(job) => Ok(Some(job)),
+        // The same form can be sent again.
+        Err(error) if is_refused(&error) => Err(error),
+        Err(error) => {
+            failure = Some(error);
+            Ok(None)
         }
-        if triggered.len() == REMEMBERED {
-            triggered.pop_front();
-        }
-        triggered.push_back((request_id.to_owned(), None));
-    }
-    let job = client.trigger(id).await;
-    let mut triggered = TRIGGERED.lock().unwrap_or_else(PoisonError::into_inner);
-    if let Some(at) = known(&triggered) {
-        match &job {
-            Ok(job) => triggered[at].1 = Some(*job),
-            Err(error) if is_refused(error) => drop(triggered.remove(at)),
-            Err(_) => {}
-        }
-    }
-    Ok(job?)
+    };
+    let job = *triggered.get_or_try_init(call).await?;
+    job.ok_or_else(|| failure.map_or_else(|| Problem::conflict(UNKNOWN), Problem::from))
 }
 
 /// Whether a call has certainly done nothing.
 fn is_refused(error: &ClientError) -> bool {
     use Code::{InvalidArgument, NotFound, PermissionDenied, ResourceExhausted, Unauthenticated};
-    error.code().is_some_and(|code| {
-        [
-            InvalidArgument,
-            NotFound,
-            PermissionDenied,
-            ResourceExhausted,
-            Unauthenticated,
-        ]
-        .contains(&code)
-    })
+    match error {
+        ClientError::Unreachable { is_refused, .. } => *is_refused,
+        ClientError::Refused { code, .. } => {
+            error.retry_after().is_some()
+                || matches!(
+                    code,
+                    InvalidArgument | NotFound | PermissionDenied | ResourceExhausted | Unauthenticated
+                )
+        }
+        _ => false,
+    }
 }
