@@ -1,12 +1,12 @@
 //! Forms that change something. Each has a token, which the browser also has in a cookie, and an id, so that a repeated one acts once.
 
 use std::convert::Infallible;
-use std::hash::{DefaultHasher, Hasher as _};
 
 use axum::extract::{FromRequest, FromRequestParts, Request};
 use axum::http::request::Parts;
 use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, IntoResponseParts, Response, ResponseParts};
+use ring::digest::{SHA256, digest};
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use subtle::ConstantTimeEq as _;
@@ -109,6 +109,19 @@ pub(crate) fn required<'v>(name: &str, value: &'v str) -> Part<&'v str> {
     }
 }
 
+/// The reason for the audit log, which APIs refuse if it is longer.
+pub(crate) fn reason(value: &str) -> Part<&str> {
+    match value.trim() {
+        long if long.len() > MAX_REASON => Err(Problem::invalid(format!(
+            "`reason` must have at most {MAX_REASON} bytes; it has {}.",
+            long.len()
+        ))),
+        reason => Ok(reason),
+    }
+}
+
+const MAX_REASON: usize = 1_000;
+
 /// What a browser must send with each form, in a field and in a cookie. Another site sees neither.
 pub(crate) struct Token {
     text: String,
@@ -130,10 +143,12 @@ pub(crate) fn id() -> String {
 }
 
 fn random() -> String {
-    cookie_keys::random::<BYTES>()
-        .iter()
-        .map(|byte| format!("{byte:02x}"))
-        .collect()
+    hex(&cookie_keys::random::<BYTES>())
+}
+
+/// Bytes as hexadecimal digits.
+pub(crate) fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 fn is_random(text: &str) -> bool {
@@ -215,12 +230,11 @@ impl<S: Send + Sync, T: Fields> FromRequest<S> for Form<T> {
         let envelope: Envelope = serde_urlencoded::from_bytes(&body).map_err(invalid)?;
         let is_same = envelope.token.as_bytes().ct_eq(token.text.as_bytes());
         let is_genuine = token.new_for.is_none() && bool::from(is_same) && is_random(&envelope.form);
-        let mut hasher = DefaultHasher::new();
-        hasher.write(&body);
+        let content = digest(&SHA256, &body);
         Ok(Self {
             fields,
             token,
-            request_id: format!("{}-{:016x}", envelope.form, hasher.finish()),
+            request_id: format!("{}-{}", envelope.form, hex(&content.as_ref()[..BYTES])),
             id: if is_genuine { envelope.form } else { id() },
             genuine: if is_genuine { Ok(()) } else { Err(forged()) },
         })
@@ -297,8 +311,22 @@ mod tests {
             assert!(form.request_id.len() <= 100);
             form.request_id
         };
-        assert_eq!(request_id("a").await, request_id("a").await);
+        let expected = format!("token={token}&form={id}&reason=a");
+        let expected = hex(&digest(&SHA256, expected.as_bytes()).as_ref()[..BYTES]);
+        assert_eq!(request_id("a").await, format!("{id}-{expected}"));
         assert_ne!(request_id("a").await, request_id("b").await);
+    }
+
+    #[test]
+    fn long_reasons_are_refused() {
+        let long = "x".repeat(1_000);
+        assert_eq!(reason(&format!(" {long} ")).unwrap(), long);
+        assert!(
+            reason(&(long + "x"))
+                .unwrap_err()
+                .detail
+                .contains("at most 1000 bytes")
+        );
     }
 
     #[tokio::test]

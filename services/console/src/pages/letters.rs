@@ -88,7 +88,8 @@ pub(crate) fn state_class(state: DeadLetterState) -> &'static str {
     }
 }
 
-pub(crate) async fn list(backend: Backend, Query(parameters): Query<Parameters>) -> Response {
+pub(crate) async fn list(backend: Backend, Query(mut parameters): Query<Parameters>) -> Response {
+    parameters.filter = parameters.filter.trim().to_owned();
     let request = ListDeadLettersRequest {
         filter: parameters.filter.clone(),
         page_size: PAGE_SIZE,

@@ -87,9 +87,13 @@ fn run(name: &str, run: Option<&RunOverview>) -> Vec<Button> {
     }
     if is_paused != Some(false) {
         // A tier can be paused in all pipelines.
-        let control = run.map_or("", |run| &run.control);
-        let name = if control.is_empty() { name } else { control };
-        buttons.push(Button::new("Resume", control::link(name, Verb::Resume)).next());
+        let control = run.map_or("", |run| run.control.as_str());
+        let (label, name) = match control {
+            "" => ("Resume", name),
+            control if control == name => ("Resume", name),
+            control => ("Resume in all pipelines", control),
+        };
+        buttons.push(Button::new(label, control::link(name, Verb::Resume)).next());
     }
     buttons.push(button("Rate", Verb::Rate));
     if run.is_some_and(|run| run.per_second.is_some()) || is_paused == Some(true) {

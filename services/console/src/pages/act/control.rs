@@ -10,8 +10,8 @@ use serde::Deserialize;
 
 use super::{Act, Fact, Sheet, accept_repeated, by, fact, seen, shown};
 use crate::backend::Backend;
-use crate::command::Command;
-use crate::form::{Field, Fields, required};
+use crate::command::{Command, or};
+use crate::form::{self, Field, Fields, required};
 use crate::html;
 use crate::page::{Frame, Part, Problem, address, segment};
 use crate::pages::pipeline;
@@ -128,6 +128,10 @@ impl Change {
         }
     }
 
+    fn needs_reason(&self) -> bool {
+        matches!(self.verb, Verb::Pause | Verb::Rate | Verb::Release)
+    }
+
     /// Whether the last change of a control was this one.
     fn is_wanted(&self, control: &Control) -> Part<bool> {
         let (state, rate) = effective(control);
@@ -147,12 +151,13 @@ impl Change {
             Verb::Reset => "resume --as-configured",
             verb => verb.name(),
         };
+        let reason = if self.needs_reason() { "REASON" } else { "" };
         let command = Command::new(verb)
             .option("--expected-revision", revision)
-            .option("--reason", &self.reason)
+            .option("--reason", or(&self.reason, reason))
             .argument(&self.name);
         match self.verb {
-            Verb::Rate if !self.rate.is_empty() => command.argument(&self.rate),
+            Verb::Rate => command.argument(or(&self.rate, "RATE")),
             _ => command,
         }
     }
@@ -205,6 +210,9 @@ impl Act for Change {
         if !control.problem.is_empty() {
             warnings.push(control.problem.clone());
         }
+        if let Some(tier) = self.name.strip_prefix("tier/").filter(|tier| !tier.contains('/')) {
+            warnings.push(format!("This is about the tier {tier} of all pipelines."));
+        }
         let name = &self.name;
         let (title, button) = match self.verb {
             Verb::Pause => (format!("Pause {name}"), format!("Pause {name}")),
@@ -225,9 +233,10 @@ impl Act for Change {
             Field::hidden("verb", self.verb.name()),
             Field::hidden("revision", &revision),
             Field::hidden("released", released),
-            match self.verb {
-                Verb::Pause | Verb::Rate | Verb::Release => reason.required(),
-                Verb::Resume | Verb::Reset => reason,
+            if self.needs_reason() {
+                reason.required()
+            } else {
+                reason
             },
         ];
         if self.verb == Verb::Rate {
@@ -247,8 +256,8 @@ impl Act for Change {
     async fn run(&self, backend: &Backend, _: &str) -> Part<Option<String>> {
         let client = backend.controls(&self.name);
         let expected_revision = seen(&self.revision)?;
-        let reason = self.reason.trim().to_owned();
-        if matches!(self.verb, Verb::Pause | Verb::Rate | Verb::Release) {
+        let reason = form::reason(&self.reason)?.to_owned();
+        if self.needs_reason() {
             required("reason", &reason)?;
         }
         let change = ChangeControlRequest {

@@ -3,6 +3,7 @@
 use std::collections::HashSet;
 use std::time::Duration;
 
+use axum::http::StatusCode;
 use bytes::Bytes;
 use redeliver_client::messages::{DeadLetter, EditedBytes, Header, PlanEditRequest, RedriveEdit};
 use redeliver_core::kept::is_of_user;
@@ -13,7 +14,7 @@ use similar::TextDiff;
 use super::{Act, Sheet, fact, lines, redrive};
 use crate::backend::Backend;
 use crate::command::Command;
-use crate::form::{Field, Fields, Input};
+use crate::form::{self, Field, Fields, Input};
 use crate::page::{Frame, Part, Problem, address};
 use crate::pages::{letters, trace};
 
@@ -42,8 +43,8 @@ pub(super) struct Edit {
 }
 
 impl Fields for Edit {
-    /// A value on a page has at most a MiB, and each of its bytes at most three in a form.
-    const MAX_BYTES: usize = 4 << 20;
+    /// A page has at most a MiB of the value, and 1.5 MiB of key and headers. Each byte has at most three in a form, apart from line breaks.
+    const MAX_BYTES: usize = 8 << 20;
 }
 
 /// The parts of a record that a form can contain as they are.
@@ -101,13 +102,26 @@ fn line(bytes: &[u8]) -> Option<String> {
     text(bytes).filter(|text| !text.contains('\n'))
 }
 
+/// The hash of the record, which only those know who see it as it is.
+fn hash(letter: &DeadLetter) -> Part<String> {
+    if !letter.content_hash.is_empty() {
+        return Ok(form::hex(&letter.content_hash));
+    }
+    let scope = match letter.payload_withheld {
+        0 => "dead-letters:unmasked",
+        _ => "dead-letters:payload",
+    };
+    Err(Problem {
+        status: StatusCode::FORBIDDEN,
+        title: "Not permitted".to_owned(),
+        detail: "The record is not shown as it is, so it cannot be edited.".to_owned(),
+        advice: format!("Needs the scope {scope}."),
+    })
+}
+
 impl Edit {
-    async fn letter(&self, backend: &Backend) -> Part<DeadLetter> {
-        let letter = backend
-            .with_reason(self.reason.trim())?
-            .dead_letters()
-            .get(&self.id)
-            .await?;
+    async fn letter(&self, backend: &Backend, reason: &str) -> Part<DeadLetter> {
+        let letter = backend.with_reason(reason)?.dead_letters().get(&self.id).await?;
         letter.ok_or_else(|| Problem::not_found("Dead letter"))
     }
 
@@ -156,15 +170,14 @@ impl Edit {
 
     fn command(&self, edit: &RedriveEdit) -> Command {
         let shown = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
-        let edited = |edited: &Option<EditedBytes>| {
-            let bytes = edited.as_ref().and_then(|edited| edited.bytes.as_deref());
-            bytes.map(shown).unwrap_or_default()
-        };
-        let value = match edited(&edit.value) {
-            value if value.len() <= 200 => Command::new("dlq edit").option("--value", value),
-            _ => Command::new("dlq edit").option("--value-file", "FILE"),
-        };
-        let command = value.option("--key", edited(&edit.key));
+        let edited = |edited: &Option<EditedBytes>| edited.as_ref()?.bytes.as_deref().map(shown);
+        let mut command = Command::new("dlq edit");
+        if let Some(value) = edited(&edit.value) {
+            command = command.text("--value", &value);
+        }
+        if let Some(key) = edited(&edit.key) {
+            command = command.value("--key", &key);
+        }
         let command = edit.set_headers.iter().fold(command, |command, header| {
             let value = shown(header.value.as_deref().unwrap_or_default());
             command.option("--header", format!("{}={value}", header.name))
@@ -174,6 +187,7 @@ impl Edit {
             .fold(command, |command, name| command.option("--remove-header", name))
             .option("--destination", &self.destination)
             .option("--reason", &self.reason)
+            .flag("--plan", true)
             .argument(&self.id)
     }
 }
@@ -182,23 +196,12 @@ impl Act for Edit {
     const SECTION: &'static str = "/letters";
 
     async fn sheet(&self, backend: &Backend, _: &Frame) -> Part<Sheet> {
-        let letter = self.letter(backend).await?;
+        // A reason that is too long is told when the form is sent.
+        let reason = form::reason(&self.reason).unwrap_or_default();
+        let letter = self.letter(backend, reason).await?;
         let editable = Editable::of(&letter);
-        let hash: String = letter
-            .content_hash
-            .iter()
-            .map(|byte| format!("{byte:02x}"))
-            .collect();
+        let hash = hash(&letter)?;
         let mut warnings = Vec::new();
-        if hash.is_empty() {
-            let scope = match letter.payload_withheld {
-                0 => "dead-letters:unmasked",
-                _ => "dead-letters:payload",
-            };
-            warnings.push(format!(
-                "It is not shown as it is, so it cannot be edited: it needs the scope {scope}."
-            ));
-        }
         // An invalid header is told when the form is sent.
         let edit = self.edit(&editable).unwrap_or_default();
         let mut diffs = Vec::new();
@@ -272,7 +275,8 @@ impl Act for Edit {
     }
 
     async fn run(&self, backend: &Backend, request_id: &str) -> Part<Option<String>> {
-        let letter = self.letter(backend).await?;
+        let reason = form::reason(&self.reason)?;
+        let letter = self.letter(backend, reason).await?;
         let edit = self.edit(&Editable::of(&letter))?;
         if !self.preview.is_empty() {
             return Ok(None);
@@ -282,12 +286,7 @@ impl Act for Edit {
                 "Nothing differs from the record: redrive it as it is, or change it.",
             ));
         }
-        let hash: String = letter
-            .content_hash
-            .iter()
-            .map(|byte| format!("{byte:02x}"))
-            .collect();
-        if hash.is_empty() || hash != self.hash {
+        if hash(&letter)? != self.hash {
             return Err(Problem::conflict(
                 "The record at this position is not the one that was edited. Open the form again.",
             ));
@@ -297,7 +296,7 @@ impl Act for Edit {
             content_hash: letter.content_hash,
             edit: Some(edit),
             destination: self.destination.trim().to_owned(),
-            reason: self.reason.trim().to_owned(),
+            reason: reason.to_owned(),
             request_id: request_id.to_owned(),
             ..PlanEditRequest::default()
         };

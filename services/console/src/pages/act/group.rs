@@ -9,8 +9,8 @@ use serde::Deserialize;
 
 use super::{Act, Sheet, accept_repeated, by, count, fact, lines, plan, seen, shown};
 use crate::backend::Backend;
-use crate::command::Command;
-use crate::form::{Field, Fields, Input, parsed, required};
+use crate::command::{Command, or};
+use crate::form::{self, Field, Fields, Input, parsed, required};
 use crate::html;
 use crate::page::{Button, Frame, Part, Problem, address, segment};
 
@@ -143,7 +143,10 @@ impl Act for Change {
         ];
         let mut command = Command::new(&format!("dlq group {}", self.verb.name()))
             .option("--expected-revision", &revision)
-            .option("--reason", &self.reason)
+            .option(
+                "--reason",
+                or(&self.reason, if self.verb == Verb::Mute { "REASON" } else { "" }),
+            )
             .option("--until", &self.until)
             .argument(&group.id);
         let letters = count(group.count, "dead letter");
@@ -162,6 +165,10 @@ impl Act for Change {
         match self.verb {
             Verb::Note => {
                 let note = self.note().unwrap_or_else(|| group.note.clone());
+                if note != group.note {
+                    let present = by(&group.note_by, group.note_time, &group.note, frame);
+                    facts.push(("Present note", present));
+                }
                 command = command.argument(&note);
                 let field = Field::new(Input::Lines(5), "note", "Note", note);
                 fields.push(field.help("At most 2000 bytes, for everybody who sees the group. Empty: none."));
@@ -183,7 +190,7 @@ impl Act for Change {
     async fn run(&self, backend: &Backend, _: &str) -> Part<Option<String>> {
         let client = backend.dead_letters();
         let expected_revision = seen(&self.revision)?;
-        let (id, reason) = (self.id.clone(), self.reason.trim().to_owned());
+        let (id, reason) = (self.id.clone(), form::reason(&self.reason)?.to_owned());
         let change = ChangeGroupRequest {
             id: id.clone(),
             reason: reason.clone(),

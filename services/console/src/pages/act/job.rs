@@ -7,8 +7,8 @@ use serde::Deserialize;
 
 use super::{Act, Sheet, fact, lines, when};
 use crate::backend::Backend;
-use crate::command::Command;
-use crate::form::{Field, Fields, Input, required};
+use crate::command::{Command, or};
+use crate::form::{self, Field, Fields, Input, required};
 use crate::page::{Button, Frame, Part, Problem, address, segment};
 
 #[derive(Clone, Copy, Default, Deserialize, PartialEq)]
@@ -89,7 +89,7 @@ impl Change {
         match self.due() {
             Ok(When::At(_)) => command.option("--at", self.due.trim()),
             Ok(When::After(_)) => command.option("--in", self.due.trim()),
-            Err(_) => command,
+            Err(_) => command.option("--at", or(&self.due, "DUE")),
         }
     }
 
@@ -100,8 +100,12 @@ impl Change {
 
     /// The form for a new job.
     fn new_job(&self) -> Sheet {
-        let command = Command::new("jobs schedule").option("--app", &self.app);
-        let command = self.with_due(command).option("--data", lines(&self.data));
+        let command = Command::new("jobs schedule").option("--app", or(&self.app, "APPLICATION"));
+        let command = self.with_due(command);
+        let command = match lines(&self.data) {
+            data if data.is_empty() => command,
+            data => command.text("--data", &data),
+        };
         Sheet {
             fields: vec![
                 Field::hidden("verb", self.verb.name()),
@@ -155,7 +159,7 @@ impl Act for Change {
     }
 
     async fn run(&self, backend: &Backend, request_id: &str) -> Part<Option<String>> {
-        let client = backend.with_reason(self.reason.trim())?.jobs();
+        let client = backend.with_reason(form::reason(&self.reason)?)?.jobs();
         let answer = match self.verb {
             Verb::Schedule => {
                 let job = JobRequest::new(required("app", &self.app)?, self.due()?)
@@ -171,9 +175,12 @@ impl Act for Change {
         match (self.verb, answer.outcome) {
             (Verb::Cancel, Outcome::Cancelled | Outcome::AlreadyCancelled | Outcome::Expired)
             | (Verb::Reschedule, Outcome::Rescheduled) => Ok(Some(segment("/jobs", &self.id))),
-            (_, outcome) => Err(Problem::conflict(format!(
-                "The job is not {}ed: {}.",
-                self.verb.name().trim_end_matches('e'),
+            (verb, outcome) => Err(Problem::conflict(format!(
+                "The job is not {}: {}.",
+                match verb {
+                    Verb::Cancel => "cancelled",
+                    Verb::Schedule | Verb::Reschedule => "rescheduled",
+                },
                 outcome.name().unwrap_or_default().replace('_', " ")
             ))),
         }

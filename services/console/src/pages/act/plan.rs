@@ -12,7 +12,7 @@ use serde::Deserialize;
 use super::{Act, Fact, Sheet, count, fact, when};
 use crate::backend::Backend;
 use crate::command::Command;
-use crate::form::{Field, Fields, parsed};
+use crate::form::{self, Field, Fields, parsed};
 use crate::html;
 use crate::page::{Frame, Part, Problem, address, literal, segment};
 
@@ -129,7 +129,7 @@ impl Plan {
             group: self.group.trim().to_owned(),
             retry_of: self.retry_of.trim().to_owned(),
             destination: self.destination.trim().to_owned(),
-            reason: self.reason.trim().to_owned(),
+            reason: form::reason(&self.reason)?.to_owned(),
             request_id: request_id.to_owned(),
             rate_per_second: parsed("rate", &self.rate, "a whole number per second, or empty")?.unwrap_or(0),
             all_at_once: !self.all_at_once.is_empty(),
@@ -159,6 +159,7 @@ impl Plan {
             .flag("--all-at-once", !self.all_at_once.is_empty())
             .flag("--force", !self.force.is_empty())
             .option("--reason", &self.reason)
+            .flag("--plan", true)
     }
 
     fn back(&self, selection: &Selection) -> String {
@@ -191,7 +192,11 @@ impl Act for Plan {
                 facts.push(fact("Selected", &filter));
                 let stats = backend.dead_letters().stats(&filter).await?;
                 let taken = stats.topics.iter().map(|topic| topic.total).sum();
-                facts.extend(affected(&stats, frame));
+                facts.push(topics(&stats));
+                // A restore only changes states: no record has to be written before Kafka removes it.
+                if self.kind != Kind::Restore {
+                    facts.push(retention(&stats, frame));
+                }
                 warnings.extend(crate::page::gaps(stats.completeness.as_ref(), frame.now));
                 taken
             }
@@ -263,13 +268,19 @@ impl Act for Plan {
     }
 }
 
-/// Which topics dead letters are in, and when Kafka may remove them.
-pub(super) fn affected(stats: &DeadLetterStats, frame: &Frame) -> Vec<Fact> {
-    let counts = stats.topics.iter().filter(|topic| topic.total > 0);
-    let topics = counts
-        .clone()
-        .map(|topic| format!("{} ({})", topic.topic, html::number(topic.total)));
-    let mut facts = vec![fact("In", topics.collect::<Vec<_>>().join(", "))];
+/// The topics that have dead letters.
+fn counts(stats: &DeadLetterStats) -> impl Iterator<Item = &TopicStats> + Clone {
+    stats.topics.iter().filter(|topic| topic.total > 0)
+}
+
+fn topics(stats: &DeadLetterStats) -> Fact {
+    let topics = counts(stats).map(|topic| format!("{} ({})", topic.topic, html::number(topic.total)));
+    fact("In", topics.collect::<Vec<_>>().join(", "))
+}
+
+/// When Kafka may remove dead letters.
+fn retention(stats: &DeadLetterStats, frame: &Frame) -> Fact {
+    let counts = counts(stats);
     let remaining = |duration: prost_types::Duration| from_duration(&duration).map(HumanDuration::as_millis);
     let first = counts
         .clone()
@@ -290,6 +301,5 @@ pub(super) fn affected(stats: &DeadLetterStats, frame: &Frame) -> Vec<Fact> {
         }
         None => html::text("not known"),
     };
-    facts.push(("Retention", retention));
-    facts
+    ("Retention", retention)
 }

@@ -12,7 +12,7 @@ use crate::backend::Backend;
 use crate::command::Command;
 use crate::form::{Field, Fields, parsed};
 use crate::html;
-use crate::page::{Button, Frame, Part, Problem, address, literal, segment};
+use crate::page::{Button, Frame, Part, Problem, address, segment};
 
 #[derive(Clone, Copy, Default, Deserialize, PartialEq)]
 #[serde(rename_all = "lowercase")]
@@ -123,7 +123,7 @@ impl Act for Change {
     async fn sheet(&self, backend: &Backend, frame: &Frame) -> Part<Sheet> {
         let job = self.job(backend).await?;
         let revision = shown(&self.revision, job.revision);
-        let mut facts = described(&job, frame);
+        let facts = described(&job, frame);
         let kind = job.kind().name().unwrap_or_default();
         let pending = count(job.pending.into(), "dead letter");
         let (title, button) = match self.verb {
@@ -142,15 +142,6 @@ impl Act for Change {
             ),
             Verb::Rate => (format!("Rate of the {kind}"), "Set the rate".to_owned()),
         };
-        if self.verb == Verb::Start {
-            let topics = job.sources.iter().take(20);
-            let topics = topics.map(|source| format!("topic = {}", literal(&source.topic)));
-            let filter = format!("({}) AND state = OPEN", topics.collect::<Vec<_>>().join(" OR "));
-            // Some topics may be hidden, and what a plan does is known without it.
-            if let Ok(stats) = backend.dead_letters().stats(&filter).await {
-                facts.extend(plan::affected(&stats, frame).pop());
-            }
-        }
         let mut fields = vec![
             Field::hidden("id", &self.id),
             Field::hidden("verb", self.verb.name()),

@@ -12,7 +12,7 @@ use tokio_util::task::TaskTracker;
 use super::{Act, Sheet, fact};
 use crate::backend::Backend;
 use crate::command::Command;
-use crate::form::{Field, Fields};
+use crate::form::{self, Field, Fields};
 use crate::html;
 use crate::page::{Button, Frame, Part, Problem, address, segment};
 use crate::pages::schedules;
@@ -113,7 +113,7 @@ impl Act for Change {
     }
 
     async fn run(&self, backend: &Backend, request_id: &str) -> Part<Option<String>> {
-        let client = backend.with_reason(self.reason.trim())?.schedules();
+        let client = backend.with_reason(form::reason(&self.reason)?)?.schedules();
         let id = self.id.clone();
         match self.verb {
             Verb::Pause => {
