@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 use std::process::Command;
 
 use redeliver_testkit::http::{self, Method};
-use redeliver_testkit::{Process, binary, eventually};
+use redeliver_testkit::{Process, binary, eventually, run};
 use sha2::{Digest as _, Sha256};
 
 use crate::support::{DEADLINE, PipeBuilder};
@@ -155,7 +155,7 @@ impl Form {
 
 #[test]
 fn forms_act_once() {
-    let (_demo, console, _) = demo();
+    let (_demo, console, greeting) = demo();
     let shows = |page: &str, text: &str| {
         eventually(page, DEADLINE, || match http::get(console, page) {
             Ok((200, body)) if body.contains(text) => Ok(body),
@@ -163,6 +163,19 @@ fn forms_act_once() {
         })
     };
     let button = |page: &str, prefix: &str| unescaped(&link(console, page, prefix));
+
+    // An edit is shown before it is planned, and planned before its dead letter can be redriven.
+    let letter = link(
+        console,
+        "/letters?filter=state%20%3D%20OPEN%20AND%20value_size%20%3E%200",
+        "/letters/docs-dlq/",
+    );
+    let edit = button(&letter, "/act/edit?id=");
+    let unchanged = Form::open(console, &edit).refused(400);
+    assert!(unchanged.contains("Nothing differs"), "{unchanged}");
+    let start = Form::open(console, &edit).fill("value", "{\"number\": 1}").send();
+    let shown = shows(&start, "edited: value");
+    assert!(shown.contains("Redrive 1 dead letter"), "{shown}");
 
     // A redrive of a group: plan, look, start.
     let group = link(
@@ -179,26 +192,13 @@ fn forms_act_once() {
     let redrive = Form::open(console, &start).send();
     shows(&redrive, "INC-17 &#38; &#60;b&#62;");
     let (_, redrives) = http::get(console, "/redrives").unwrap();
-    assert_eq!(redrives.matches("href=\"/redrives/").count(), 1, "{redrives}");
+    assert_eq!(redrives.matches("href=\"/redrives/").count(), 2, "{redrives}");
     // What a form asks is checked, and what was entered is kept.
     let invalid = Form::open(console, &plan.path).fill("rate", "fast").refused(400);
     assert!(
         invalid.contains("`rate` must be") && invalid.contains("value=\"fast\""),
         "{invalid}"
     );
-
-    // An edit is shown before it is planned.
-    let letter = link(
-        console,
-        "/letters?filter=state%20%3D%20OPEN%20AND%20value_size%20%3E%200",
-        "/letters/docs-dlq/",
-    );
-    let edit = button(&letter, "/act/edit?id=");
-    let unchanged = Form::open(console, &edit).refused(400);
-    assert!(unchanged.contains("Nothing differs"), "{unchanged}");
-    let start = Form::open(console, &edit).fill("value", "{\"number\": 1}").send();
-    let shown = shows(&start, "edited: value");
-    assert!(shown.contains("Redrive 1 dead letter"), "{shown}");
 
     // A group and a pipeline change their states, with a reason.
     let resolve = Form::open(console, &button(&group, "/act/group?id="));
@@ -234,6 +234,23 @@ fn forms_act_once() {
             .refused(409)
             .contains("already cancelled")
     );
+
+    // A schedule is triggered once, also by forms that overtake each other.
+    let mut create = binary("redeliver");
+    create
+        .env(
+            "REDELIVER_CONFIG",
+            between(&greeting, "export REDELIVER_CONFIG=", "\n"),
+        )
+        .args(["schedules", "create", "hourly", "--app", "docs", "--every", "1h"]);
+    let created = run(create);
+    assert_eq!(created.code, Some(0), "{created:?}");
+    let trigger = Form::open(console, "/act/schedule?id=hourly&verb=trigger");
+    let [first, second] = std::thread::scope(|scope| {
+        let sending = [(); 2].map(|()| scope.spawn(|| trigger.send()));
+        sending.map(|sent| sent.join().unwrap())
+    });
+    assert!(first == second && first.starts_with("/jobs/"), "{first} {second}");
 }
 
 #[test]
