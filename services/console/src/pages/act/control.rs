@@ -321,3 +321,41 @@ fn effective(control: &Control) -> (RunState, Option<Limit>) {
     };
     (state, rate.and_then(|rate| rate.limit))
 }
+
+#[cfg(test)]
+mod tests {
+    use redeliver_client::messages::{TierControl, TierRelease};
+
+    use super::*;
+
+    #[test]
+    fn only_same_changes_are_repetitions() {
+        let wanted = |verb, desired: &TierControl, released: &str| {
+            let form = Change {
+                verb,
+                released: released.to_owned(),
+                ..Change::default()
+            };
+            let control = Control {
+                desired: Some(Desired::Tier(desired.clone())),
+                ..Control::default()
+            };
+            form.is_wanted(&control).unwrap()
+        };
+        let mut tier = TierControl {
+            release: Some(TierRelease {
+                released_at: Some(prost_types::Timestamp { seconds: 7, nanos: 5 }),
+                ..TierRelease::default()
+            }),
+            ..TierControl::default()
+        };
+        assert!(wanted(Verb::Release, &tier, "") && wanted(Verb::Release, &tier, "6.000000000"));
+        assert!(
+            !wanted(Verb::Release, &tier, "7.000000005"),
+            "another change after it"
+        );
+        assert!(wanted(Verb::Reset, &tier, ""));
+        tier.state = RunState::Paused.into();
+        assert!(!wanted(Verb::Reset, &tier, ""));
+    }
+}
