@@ -1,6 +1,7 @@
 //! What a record keeps on its way through a pipeline, and what its handler may change: one definition for the routing, which writes the
 //! copies of a record, for redrives, which write it again, and for the audit, which compares them.
 
+use crate::frameworks::framework_of;
 use crate::headers::{CONTENT_TYPE, TRACEPARENT, TRACESTATE, is_reserved};
 use crate::redrive::is_of_redrives;
 
@@ -9,6 +10,12 @@ use crate::redrive::is_of_redrives;
 #[must_use]
 pub fn is_of_user(name: &str) -> bool {
     !is_reserved(name) && !is_of_redrives(name)
+}
+
+/// Whether a redrive may set or remove headers of this name: no framework has added them because the record failed.
+#[must_use]
+pub fn is_editable(name: &str) -> bool {
+    is_of_user(name) && framework_of(name).is_none()
 }
 
 /// Whether all copies of a record have the same headers of this name, in the same order, apart from what its handler changes in

@@ -12,6 +12,7 @@
 //! | [`human_duration`] | durations such as `5s` and `2m` |
 //! | [`error_chain`] | an error and its causes in one line |
 //! | [`failure`] | failures, with failure class and error code |
+//! | [`frameworks`] | the headers in which other frameworks describe a failure |
 //! | [`outcome`] | the outcome of an attempt |
 //! | [`classification`] | the failure class of an HTTP status |
 //! | [`anchor`] | the time from which the first delay counts |
@@ -38,6 +39,7 @@ pub mod content;
 pub mod delay;
 pub mod error_chain;
 pub mod failure;
+pub mod frameworks;
 pub mod headers;
 pub mod human_duration;
 pub mod job;

@@ -19,6 +19,7 @@ use std::collections::HashMap;
 use std::sync::LazyLock;
 
 use redeliver_core::failure::{MESSAGE_LIMIT, bounded_text};
+use redeliver_core::frameworks::{self, Framework};
 use redeliver_core::headers::{self, JOB_ID, TRACEPARENT};
 use redeliver_core::pipeline::is_topic_name;
 use redeliver_core::{Headers, Timestamp};
@@ -44,6 +45,18 @@ pub enum Dialect {
     SmallRye = 5,
     /// Kafka share groups.
     ShareGroup = 6,
+}
+
+impl From<Framework> for Dialect {
+    fn from(framework: Framework) -> Self {
+        match framework {
+            Framework::Spring => Self::Spring,
+            Framework::Connect => Self::Connect,
+            Framework::Streams => Self::Streams,
+            Framework::SmallRye => Self::SmallRye,
+            Framework::ShareGroup => Self::ShareGroup,
+        }
+    }
 }
 
 impl Dialect {
@@ -244,36 +257,14 @@ pub(crate) fn headers_of(field: Field) -> impl Iterator<Item = &'static str> {
         .map(|rule| rule.header)
 }
 
-/// The beginnings of the names of headers that frameworks add to a record because it failed.
-const FAILURE_PREFIXES: [(Dialect, &str); 7] = [
-    (Dialect::Spring, "kafka_dlt-"),
-    (Dialect::Spring, "retry_topic-"),
-    (Dialect::Spring, "springDeserializerException"),
-    (Dialect::Connect, "__connect.errors."),
-    (Dialect::Streams, "__streams.errors."),
-    (Dialect::ShareGroup, "__dlq.errors."),
-    // If it cannot deserialize the record.
-    (Dialect::SmallRye, "deserialization-failure-"),
-];
-
-/// The names of other such headers. Reserved headers are not among them: some of them stay when a record is redriven.
-const FAILURE_HEADERS: [(Dialect, &str); 8] = [
-    (Dialect::Spring, "kafka_deliveryAttempt"),
-    (Dialect::SmallRye, "dead-letter-exception-class-name"),
-    (Dialect::SmallRye, "dead-letter-cause-class-name"),
-    (Dialect::SmallRye, "dead-letter-reason"),
-    (Dialect::SmallRye, "dead-letter-cause"),
-    (Dialect::SmallRye, "dead-letter-topic"),
-    (Dialect::SmallRye, "dead-letter-partition"),
-    (Dialect::SmallRye, "dead-letter-offset"),
-];
-
 /// Names of headers of all frameworks.
 #[cfg(test)]
 pub(crate) fn failure_headers() -> impl Iterator<Item = String> {
-    let named = FAILURE_HEADERS.into_iter().map(|(_, name)| name.to_owned());
+    let named = frameworks::FAILURE_HEADERS
+        .into_iter()
+        .map(|(_, name)| name.to_owned());
     let rules = RULES.iter().filter(|rule| rule.dialect != Dialect::Redeliver);
-    let prefixed = FAILURE_PREFIXES
+    let prefixed = frameworks::FAILURE_PREFIXES
         .into_iter()
         .map(|(_, prefix)| format!("{prefix}x"));
     named
@@ -283,13 +274,7 @@ pub(crate) fn failure_headers() -> impl Iterator<Item = String> {
 
 /// The framework other than Redeliver that adds a header of this name to a record because it failed.
 pub(crate) fn framework_of(header: &str) -> Option<Dialect> {
-    let named = FAILURE_HEADERS.iter().find(|(_, name)| header == *name);
-    let found = named.or_else(|| {
-        FAILURE_PREFIXES
-            .iter()
-            .find(|(_, prefix)| header.starts_with(prefix))
-    });
-    found.map(|(dialect, _)| *dialect)
+    frameworks::framework_of(header).map(Dialect::from)
 }
 
 /// What the names of headers with error messages and stack traces contain, in lower case, also those of unknown frameworks.

@@ -6,13 +6,12 @@
 
 use bytes::Bytes;
 use redeliver_core::failure::bounded_text;
-use redeliver_core::kept::is_of_user;
+use redeliver_core::kept::is_editable;
 use redeliver_core::redrive::{REDRIVE_EDITED, REDRIVE_OF, is_edit_header};
 use redeliver_core::{Output, Record, Timestamp};
 use redeliver_proto::v1;
 
 use super::record::{Target, redriven};
-use crate::dialect::framework_of;
 
 /// The maximum number of headers that an edit sets, and of names that it removes.
 const MAX_HEADERS: usize = 100;
@@ -62,7 +61,7 @@ impl Edit {
             if name.is_empty() || name.len() > MAX_NAME || name.contains(char::is_control) {
                 return Err(InvalidEdit::Name(shown()));
             }
-            if !is_of_user(name) || framework_of(name).is_some() {
+            if !is_editable(name) {
                 return Err(InvalidEdit::NotOfUser(shown()));
             }
         }

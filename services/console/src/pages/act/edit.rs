@@ -6,7 +6,7 @@ use std::time::Duration;
 use axum::http::StatusCode;
 use bytes::Bytes;
 use redeliver_client::messages::{DeadLetter, EditedBytes, Header, PlanEditRequest, RedriveEdit};
-use redeliver_core::kept::is_of_user;
+use redeliver_core::kept::is_editable;
 use redeliver_core::terminal::is_harmful;
 use serde::Deserialize;
 use similar::TextDiff;
@@ -63,7 +63,7 @@ impl Editable {
             let name = line(header.name.as_bytes())?;
             // What would be read as another header, or as none, is no line.
             let is_line = !name.contains('=') && !name.trim().is_empty();
-            (is_of_user(&name) && is_line).then_some((name, value))
+            (is_editable(&name) && is_line).then_some((name, value))
         };
         let mut headers = Vec::new();
         // An edit replaces all headers of a name.
@@ -322,6 +322,7 @@ mod tests {
                 header("tenant", "other"),
                 header("kind", "x=y"),
                 header("error-code", "http.422"),
+                header("kafka_dlt-exception-fqcn", "x"),
                 header("binary", "\u{1}"),
             ],
             ..DeadLetter::default()
