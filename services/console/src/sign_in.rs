@@ -699,7 +699,9 @@ mod tests {
         };
         for ended in [None, Some("r1"), Some("r2")] {
             gate.0.renewals.lock().unwrap().clear();
-            ended.map(|token| gate.end(id(token)));
+            if let Some(token) = ended {
+                gate.end(id(token));
+            }
             let mut response = StatusCode::OK.into_response();
             let kept = gate.keep_renewed(&renewed, &id("r1"), &HeaderMap::new(), &site, &mut response);
             kept.unwrap();
