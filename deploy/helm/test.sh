@@ -250,7 +250,8 @@ else
 fi
 contains "grace is longer than the shutdown's" "terminationGracePeriodSeconds: 100" --values "$work/all.yaml"
 
-console=(--set console.enabled=true --set dlqInspector.api.tokenSecret.name=token --set console.ingress.host=console.example.org)
+console=(--set console.enabled=true --set dlqInspector.api.tokenSecret.name=token --set console.ingress.host=console.example.org
+    --set console.allowPlaintextToken=true)
 valid "a console behind an Ingress" "${base[@]}" "${console[@]}"
 contains "the console calls the inspector of the release" "url: http://test-redeliver-dlq-inspector:50051" "${console[@]}"
 if render --show-only templates/console.yaml "${console[@]}" --set kafka.access.secret=binding | grep --quiet 'binding\|brokers'; then
@@ -262,6 +263,17 @@ refused "dlqInspector.api: the console cannot reach it" --set console.enabled=tr
 refused "console.cookieKeysSecret.name: is missing" "${console[@]}" --set console.replicas=2
 refused "console.ingress.host: is missing" "${console[@]}" --set console.ingress.host=
 refused "console.oidc.issuer: is missing" "${console[@]}" --set console.signIn=oidc
+refused "console.oidc.client_id: is missing" "${console[@]}" --set console.signIn=oidc --set console.oidc.issuer=https://x
+refused "console.cookieKeysSecret: requires console.signIn" "${console[@]}" --set console.signIn=none --set console.cookieKeysSecret.name=x
+refused "dlqInspector.api.tls.secret.name: is missing; set it, or console.allowPlaintextToken" "${console[@]}" \
+    --set console.allowPlaintextToken=false
+refused "scheduler.api.tls.secret.name: is missing" "${base[@]}" "${console[@]}" --set console.allowPlaintextToken=false \
+    --set dlqInspector.api.tls.secret.name=inspector
+valid "a console without plain-text tokens" "${console[@]}" --set console.allowPlaintextToken=false --set dlqInspector.api.tls.secret.name=inspector
+contains "a certificate of the console has its public name" "- console.example.org" "${console[@]}" --show-only templates/certificates.yaml \
+    --set console.tls.secret.name=console --set certManager.issuerRef.name=internal
+contains "a console with TLS knows the names of its Service" "- test-redeliver-console.apps.svc" "${console[@]}" \
+    --show-only templates/console.yaml --set console.tls.secret.name=console
 refused "console.oidc: requires console.signIn: oidc" "${console[@]}" --set console.oidc.issuer=https://x
 refused "config.console.hosts: the chart sets it for each pod; set console.hosts" --set 'config.console.hosts={x}'
 

@@ -106,11 +106,6 @@ impl Presence {
         matches!(self, Self::Missing { .. })
     }
 
-    /// Whether the broker itself cannot write to the topic, so that it resolves no transaction with records for it.
-    pub(crate) fn refuses_markers(&self) -> bool {
-        matches!(self, Self::Unwritable { reason, .. } if *reason != Unwritable::Denied)
-    }
-
     /// For how long the topic has been unavailable; 0 if it is not.
     #[must_use]
     pub fn lasting(&self) -> Duration {

@@ -79,8 +79,6 @@ pub struct Transactions {
     is_unresolved: bool,
     /// Whether that is to be expected.
     is_wary: bool,
-    /// The topics of the last transaction of this producer.
-    last_topics: BTreeSet<Arc<str>>,
     /// See [`PATIENCE`]. Doubled when it is over, in case the cluster is only slow.
     patience: Duration,
     pace: Pace,
@@ -216,7 +214,6 @@ impl Transactions {
             stalls: Vec::new(),
             is_unresolved: false,
             is_wary: false,
-            last_topics: BTreeSet::new(),
             patience: PATIENCE,
             pace: Pace::default(),
             sent: 0,
@@ -259,15 +256,6 @@ impl Transactions {
         self.initialised
     }
 
-    /// Whether a transaction can begin, and nothing is known that prevents the broker from resolving the last one.
-    pub(crate) fn is_usable(&self) -> bool {
-        let refuses_markers = |topic: &Arc<str>| {
-            let watch = self.watch.as_ref();
-            watch.is_some_and(|watch| watch.presence(topic).refuses_markers())
-        };
-        self.initialised && !self.last_topics.iter().any(refuses_markers)
-    }
-
     fn connect(&mut self) -> Result<(), TransactionError> {
         if self.connection.is_none() {
             let producer: KafkaClient<ThreadedProducer<Deliveries>> = self
@@ -307,7 +295,6 @@ impl Transactions {
                 self.initialised = true;
                 self.is_unresolved = false;
                 self.stalls.clear();
-                self.last_topics.clear();
                 Ok(())
             }
             Err(error) => {
@@ -386,12 +373,6 @@ impl Transactions {
             }
         };
         self.pace.end();
-        self.last_topics.clear();
-        for Output { topic, .. } in outputs.iter().chain(&self.follow_ups) {
-            if !self.last_topics.contains(topic) {
-                self.last_topics.insert(topic.clone());
-            }
-        }
         self.follow_ups.clear();
         result
     }
@@ -1111,23 +1092,6 @@ mod tests {
             assert!(!env.transactions.is_blocked());
             env.write(topics).unwrap();
         }
-    }
-
-    #[test]
-    fn unwritable_topic_makes_producer_unusable() {
-        let mut env = Env::new();
-        let watch = env.watch_alone();
-        env.write(&["first", "second"]).unwrap();
-        watch.observe(&"second".into(), Some(&FOUND), Instant::now());
-        assert!(env.transactions.is_usable());
-        let leaderless = TopicDescription {
-            has_leaders: false,
-            ..FOUND
-        };
-        watch.observe(&"second".into(), Some(&leaderless), Instant::now());
-        assert!(!env.transactions.is_usable());
-        env.write(&["first"]).unwrap();
-        assert!(env.transactions.is_usable());
     }
 
     #[test]

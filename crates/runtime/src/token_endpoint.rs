@@ -9,12 +9,13 @@ use redeliver_core::Timestamp;
 use redeliver_core::failure::bounded_text;
 use redeliver_core::json::Scalar;
 use reqwest::header::{ACCEPT, AUTHORIZATION, CONTENT_TYPE, HeaderValue};
-use reqwest::{Client, Response, StatusCode};
+use reqwest::{Client, StatusCode};
 use serde::Deserialize;
 use serde_json::value::RawValue;
 use url::form_urlencoded::{Serializer, byte_serialize};
 
 use crate::config::{ClientAuth, Secret, redact_url};
+use crate::http_client;
 
 /// A token has a few kilobytes.
 const MAX_RESPONSE_BYTES: usize = 256 << 10;
@@ -95,14 +96,22 @@ impl TokenEndpoint<'_> {
             is_refusal: is_tls(&error),
         })?;
         let status = response.status();
-        let body = read(response).await.map_err(|problem| TokenRequestError {
-            problem: format!("{} answered {status}, but {problem}", self.address()),
+        let body = http_client::body(response, MAX_RESPONSE_BYTES).await;
+        let body = body.map_err(|problem| TokenRequestError {
+            problem: format!(
+                "{} answered {status}, but the response is incomplete: {problem}",
+                self.address()
+            ),
             is_refusal: false,
         })?;
         if status != StatusCode::OK {
             return Err(self.refusal(status, &body));
         }
-        serde_json::from_slice(&body)
+        self.granted(&body)
+    }
+
+    fn granted(&self, body: &[u8]) -> Result<Granted, TokenRequestError> {
+        serde_json::from_slice(body)
             .map_err(|_| self.unusable("the response is not JSON with `access_token`"))
     }
 
@@ -179,21 +188,6 @@ impl TokenEndpoint<'_> {
 struct Refusal {
     error: String,
     error_description: Option<String>,
-}
-
-/// The body of a response, up to a limit.
-async fn read(mut response: Response) -> Result<Vec<u8>, String> {
-    let mut body = Vec::new();
-    loop {
-        match response.chunk().await {
-            Ok(Some(chunk)) if body.len() + chunk.len() > MAX_RESPONSE_BYTES => {
-                return Err(format!("the response is longer than {MAX_RESPONSE_BYTES} bytes"));
-            }
-            Ok(Some(chunk)) => body.extend_from_slice(&chunk),
-            Ok(None) => return Ok(body),
-            Err(error) => return Err(format!("the response is incomplete: {}", cause(&error))),
-        }
-    }
 }
 
 fn seconds(value: &RawValue) -> Option<Duration> {
@@ -287,6 +281,29 @@ mod tests {
         let expected = "scope=x+y&client_id=a%3Ab&client_secret=p+w%26";
         assert_eq!(body(ClientAuth::Body, Some(&secret)), expected);
         assert_eq!(body(ClientAuth::Basic, None), "scope=x+y&client_id=a%3Ab");
+        let parameters = [
+            ("grant_type", "client_credentials"),
+            ("scope", "x y"),
+            ("audience", "k&1"),
+        ];
+        let body = endpoint(ClientAuth::Basic, Some(&secret)).body(parameters);
+        assert_eq!(body, "grant_type=client_credentials&scope=x+y&audience=k%261");
+    }
+
+    #[test]
+    fn answers_without_token_are_refused() {
+        let endpoint = endpoint(ClientAuth::Basic, None);
+        assert!(endpoint.granted(br#"{"access_token":"t"}"#).is_ok());
+        for body in ["", r#"{"token":"t"}"#] {
+            let error = endpoint.granted(body.as_bytes()).map(drop).unwrap_err();
+            let expected = "kafka.login.oidc.token_url: https://issuer/token answered 200 OK, but the response is not JSON with \
+                            `access_token`";
+            assert_eq!(
+                (error.problem.as_str(), error.is_refusal),
+                (expected, true),
+                "{body}"
+            );
+        }
     }
 
     #[test]

@@ -12,7 +12,10 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use prometheus_client::encoding::EncodeLabelSet;
+use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
+use prometheus_client::registry::Registry;
 use ring::digest::{SHA256, digest};
 use tokio::sync::watch;
 use tokio::time::MissedTickBehavior;
@@ -78,6 +81,36 @@ pub async fn follow(check: impl Fn() + Send + Sync + 'static) -> io::Result<()> 
         tokio::task::spawn_blocking(move || check())
             .await
             .map_err(io::Error::other)?;
+    }
+}
+
+/// Which credentials of the process are not those that its files contain.
+#[derive(Clone, Debug, Default)]
+pub struct StaleCredentials(Family<SettingLabel, Gauge>);
+
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+struct SettingLabel {
+    setting: String,
+}
+
+impl StaleCredentials {
+    /// Registers the metric.
+    #[must_use]
+    pub fn register(registry: &mut Registry) -> Self {
+        let metrics = Self::default();
+        registry.register(
+            "credentials_stale",
+            "1 while the previous credentials are used because changed ones are unusable, else 0",
+            metrics.0.clone(),
+        );
+        metrics
+    }
+
+    /// The gauge of a field of the configuration.
+    #[must_use]
+    pub fn of(&self, setting: impl Into<String>) -> Gauge {
+        let setting = setting.into();
+        self.0.get_or_create(&SettingLabel { setting }).clone()
     }
 }
 

@@ -9,15 +9,15 @@ use std::time::Duration;
 
 #[cfg(feature = "kafka-tls")]
 use openssl::pkcs12::Pkcs12;
-use prometheus_client::encoding::EncodeLabelSet;
-use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::registry::Registry;
 use redeliver_core::{Clock as _, SystemClock, Timestamp};
 use redeliver_kafka::{CredentialObserver, CredentialSource, Credentials, KafkaSettings, SecretProperties};
 use redeliver_runtime::Config;
 use redeliver_runtime::config::{ConfigError, InvalidField, Secret, Settings};
-use redeliver_runtime::watched_files::{CHECK_INTERVAL, ConfiguredFile, FileContents, WatchedFiles};
+use redeliver_runtime::watched_files::{
+    CHECK_INTERVAL, ConfiguredFile, FileContents, StaleCredentials, WatchedFiles,
+};
 use rustls::pki_types::CertificateDer;
 use rustls::pki_types::pem::PemObject as _;
 
@@ -32,35 +32,6 @@ const PEM_FILES: [(&str, &str); 3] = [
     ("ssl.key.location", KEY),
     ("ssl.ca.location", CA),
 ];
-
-/// Which credentials of the process are not those that its files contain.
-#[derive(Clone, Debug, Default)]
-pub struct StaleCredentials(Family<SettingLabel, Gauge>);
-
-#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
-struct SettingLabel {
-    setting: String,
-}
-
-impl StaleCredentials {
-    /// Registers the metric.
-    #[must_use]
-    pub fn register(registry: &mut Registry) -> Self {
-        let metrics = Self::default();
-        registry.register(
-            "credentials_stale",
-            "1 while the previous credentials are used because changed ones are unusable, else 0",
-            metrics.0.clone(),
-        );
-        metrics
-    }
-
-    /// The gauge of a field of the configuration.
-    pub(crate) fn of(&self, setting: impl Into<String>) -> Gauge {
-        let setting = setting.into();
-        self.0.get_or_create(&SettingLabel { setting }).clone()
-    }
-}
 
 /// The property that results from a file.
 #[derive(Clone, Debug, PartialEq, Eq)]

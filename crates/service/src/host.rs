@@ -26,10 +26,11 @@ use redeliver_runtime::listen::Listener;
 use redeliver_runtime::metrics::{self, SharedRegistry};
 use redeliver_runtime::tasks::{Spawner, TaskError, Tasks};
 use redeliver_runtime::tls::{ClientCertificates, Protocols, ServerTls, TlsMetrics};
+use redeliver_runtime::watched_files::StaleCredentials;
 use tokio_util::sync::{CancellationToken, DropGuard};
 
 use crate::clock::ClockReports;
-use crate::credentials::{self, StaleCredentials};
+use crate::credentials;
 use crate::idle::{self, IdleWatch, Worked};
 use crate::kafka_settings::kafka_settings;
 use crate::login::{self, LoginMetrics};

@@ -202,6 +202,12 @@ impl ConsoleConfig {
             }
             (None, SignIn::None | SignIn::Token) => {}
         }
+        if self.cookie_keys_file.is_some() && self.sign_in == SignIn::None {
+            findings.report(
+                "cookie_keys_file",
+                "has no effect with sign_in: none; set sign_in, or remove this",
+            );
+        }
         let (minute, month) = (
             HumanDuration::from_secs(60),
             HumanDuration::from_secs(31 * 86_400),

@@ -11,7 +11,7 @@ use ring::hkdf::{HKDF_SHA256, Salt};
 use ring::rand::{SecureRandom as _, SystemRandom};
 
 /// The field of the configuration.
-const FIELD: &str = "console.cookie_keys_file";
+pub(crate) const FIELD: &str = "console.cookie_keys_file";
 /// The minimum length of a key in characters.
 const MIN_KEY: usize = 32;
 /// The maximum number of keys. Each one is tried for each request.

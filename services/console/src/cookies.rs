@@ -1,6 +1,7 @@
 //! Cookies of the console: only for this host, and neither for scripts nor for requests that other sites make.
 
 use axum::http::{HeaderMap, HeaderValue, header};
+use url::Url;
 
 use crate::site::Site;
 
@@ -13,10 +14,15 @@ pub(crate) enum SameSite {
     Lax,
 }
 
-/// The name of a cookie. With HTTPS, its prefix makes the browser accept it only from this host.
+/// The name of a cookie. With HTTPS, its prefix makes the browser accept it only from this host. Without, it has the port, because the ports of a host
+/// share their cookies.
 fn name(site: &Site, name: &str) -> String {
-    let prefix = if site.is_secure { "__Host-" } else { "" };
-    format!("{prefix}redeliver-{name}")
+    if site.is_secure {
+        return format!("__Host-redeliver-{name}");
+    }
+    let url = Url::parse(&site.origin).ok();
+    let port = url.and_then(|url| url.port_or_known_default()).unwrap_or(80);
+    format!("redeliver-{port}-{name}")
 }
 
 /// The value of a cookie that the browser has sent.
@@ -53,8 +59,15 @@ mod tests {
     use super::*;
 
     fn site(is_secure: bool) -> Site {
-        let origin = "https://console.example".to_owned();
-        Site { origin, is_secure }
+        let origin = if is_secure {
+            "https://console.example"
+        } else {
+            "http://localhost:8484"
+        };
+        Site {
+            origin: origin.to_owned(),
+            is_secure,
+        }
     }
 
     #[test]
@@ -65,7 +78,10 @@ mod tests {
         assert_eq!(value, expected);
         assert!(value.is_sensitive());
         let value = set(&site(false), "sign-in", "abc", SameSite::Lax, None);
-        assert_eq!(value, "redeliver-sign-in=abc; Path=/; HttpOnly; SameSite=Lax");
+        assert_eq!(
+            value,
+            "redeliver-8484-sign-in=abc; Path=/; HttpOnly; SameSite=Lax"
+        );
     }
 
     #[test]
@@ -73,7 +89,7 @@ mod tests {
         let mut headers = HeaderMap::new();
         headers.append(
             header::COOKIE,
-            HeaderValue::from_static("a=1; redeliver-x=plain;b"),
+            HeaderValue::from_static("a=1; redeliver-8484-x=plain;b"),
         );
         headers.append(header::COOKIE, HeaderValue::from_static("__Host-redeliver-x=2=="));
         assert_eq!(get(&headers, &site(true), "x"), Some("2=="));

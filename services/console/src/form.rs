@@ -283,7 +283,7 @@ mod tests {
     async fn only_own_forms_are_genuine() {
         let (token, id) = (random(), random());
         let body = |token: &str| format!("token={token}&form={id}&reason=a%26b");
-        let cookie = |token: &str| format!("other=1; redeliver-form={token}");
+        let cookie = |token: &str| format!("other=1; redeliver-80-form={token}");
         let form = sent(&cookie(&token), body(&token)).await.unwrap();
         assert!(form.genuine.is_ok() && form.token.new_for.is_none());
         assert_eq!((&*form.fields.reason, &form.id), ("a&b", &id));
@@ -307,7 +307,7 @@ mod tests {
         let (token, id) = (random(), random());
         let request_id = async |reason: &str| {
             let body = format!("token={token}&form={id}&reason={reason}");
-            let form = sent(&format!("redeliver-form={token}"), body).await.unwrap();
+            let form = sent(&format!("redeliver-80-form={token}"), body).await.unwrap();
             assert!(form.request_id.len() <= 100);
             form.request_id
         };

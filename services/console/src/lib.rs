@@ -1,8 +1,8 @@
 //! The web console: pages about what fails, what waits and what is due, rendered by the server.
 //!
 //! It has no access to Kafka and no rights of its own. Each page calls the inspector and the scheduler over gRPC with the token of its
-//! viewer, so scopes, masking and the audit of disclosures are those of the APIs. It keeps no state, apart from the triggers of schedules that it
-//! would otherwise repeat.
+//! viewer, so scopes, masking and the audit of disclosures are those of the APIs. It stores nothing, and keeps for a short time the triggers of schedules
+//! and the renewals of sessions that it would otherwise repeat.
 //!
 //! | module | contents |
 //! |---|---|
@@ -58,7 +58,7 @@ use redeliver_runtime::listen::Listener;
 use redeliver_runtime::metrics::register_process;
 use redeliver_runtime::tasks::Tasks;
 use redeliver_runtime::tls::{ClientCertificates, Protocols, ServerTls, TlsMetrics};
-use redeliver_runtime::watched_files::follow;
+use redeliver_runtime::watched_files::{StaleCredentials, follow};
 use tokio_util::sync::CancellationToken;
 
 use backend::Backend;
@@ -100,7 +100,11 @@ impl Console {
     /// None at present: errors of a connection end this connection only.
     pub async fn serve(self, listener: Listener, stop: CancellationToken) -> io::Result<()> {
         let limits = HttpLimits::default();
-        http_server::serve(listener, self.routes, limits, stop.cancelled_owned()).await
+        let served = http_server::serve(listener, self.routes, limits, stop.cancelled_owned()).await;
+        if let Some(gate) = self.gate {
+            gate.finish().await;
+        }
+        served
     }
 }
 
@@ -135,21 +139,28 @@ pub async fn run(start: Start, own: Sections) -> anyhow::Result<()> {
     if let Some(tls) = tls(config)? {
         listener = listener.with_tls(tls);
     }
+    let console = Console::new(config)?;
+    let keys = console
+        .gate
+        .as_ref()
+        .map(Gate::keys)
+        .filter(|keys| !keys.is_empty());
     {
         let mut registry = start.registry.lock().unwrap_or_else(PoisonError::into_inner);
         register_process(&mut registry, "console", &start.config.instance, &SystemClock);
+        if let Some(keys) = keys.as_ref() {
+            keys.observe(StaleCredentials::register(&mut registry).of(cookie_keys::FIELD));
+        }
         let metrics = TlsMetrics::register(&mut registry);
         start.admin.observe(&metrics);
         listener.observe(&metrics);
     }
-    let console = Console::new(config)?;
     let stop = start.shutdown.clone();
     let mut tasks = Tasks::new(start.shutdown);
     let health = Health::new();
     // It is ready as soon as it serves: if a service does not answer, its pages say so.
     health.part("console").ready();
-    if let Some(gate) = &console.gate {
-        let keys = gate.keys();
+    if let Some(keys) = keys {
         let check = move || {
             keys.check();
         };

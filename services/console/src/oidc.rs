@@ -3,7 +3,7 @@
 //! The signature of the ID token is not checked: it comes from the provider over TLS (OpenID Connect Core, section 3.1.3.7), and gives no rights here.
 //! The services check the signature of the token that they get with each call.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use base64::Engine as _;
@@ -18,7 +18,6 @@ use redeliver_runtime::token_endpoint::{
 use reqwest::{Client, StatusCode};
 use ring::digest::{SHA256, digest};
 use serde::{Deserialize, Serialize};
-use tokio::sync::Mutex;
 use tokio::time::Instant;
 use url::Url;
 
@@ -32,6 +31,8 @@ const TIMEOUT: Duration = Duration::from_secs(10);
 const MAX_METADATA: usize = 256 << 10;
 /// How long the metadata are used.
 const METADATA_AGE: Duration = Duration::from_secs(3_600);
+/// How long after a failure the provider is not asked again.
+pub(crate) const RETRY: Duration = Duration::from_secs(5);
 /// How long a person may take at the provider.
 pub(crate) const FLOW: Duration = Duration::from_secs(600);
 /// How much the clocks of the provider and of this host may differ.
@@ -44,7 +45,16 @@ const RENEWAL: i64 = 60_000;
 pub(crate) struct Oidc {
     config: SignInOidcConfig,
     client: Client,
-    metadata: Mutex<Option<(Instant, Arc<Metadata>)>>,
+    metadata: Mutex<Option<Cached>>,
+    /// Held by who reads the metadata.
+    reading: tokio::sync::Mutex<()>,
+}
+
+/// The metadata, or why there are none.
+#[derive(Clone, Debug)]
+struct Cached {
+    metadata: Result<Arc<Metadata>, String>,
+    read_again: Instant,
 }
 
 /// What a provider publishes about itself.
@@ -64,19 +74,22 @@ pub(crate) struct Flow {
     verifier: String,
     /// Where the viewer comes from.
     pub(crate) return_to: String,
+    /// What identifies the refresh token of the session that this sign-in replaces.
+    pub(crate) replaces: Option<String>,
     /// In milliseconds.
     ends: i64,
 }
 
 impl Flow {
     /// A sign-in that leads back to this page.
-    pub(crate) fn new(return_to: String) -> Self {
+    pub(crate) fn new(return_to: String, replaces: Option<String>) -> Self {
         let random = || URL_SAFE_NO_PAD.encode(random::<32>());
         Self {
             state: random(),
             nonce: random(),
             verifier: random(),
             return_to,
+            replaces,
             ends: SystemClock.now().after(FLOW).as_millis(),
         }
     }
@@ -91,6 +104,8 @@ pub(crate) struct Tokens {
     /// The token that the services get.
     pub(crate) token: String,
     pub(crate) refresh_token: Option<String>,
+    /// The user, if there is an ID token.
+    pub(crate) subject: Option<String>,
     pub(crate) name: Option<String>,
     /// When the token expires, in milliseconds, and when to renew it.
     pub(crate) expires: Option<i64>,
@@ -129,6 +144,7 @@ impl Oidc {
             client: client.map_err(|problem| of("ca_file", problem))?,
             config: config.clone(),
             metadata: Mutex::default(),
+            reading: tokio::sync::Mutex::default(),
         })
     }
 
@@ -234,23 +250,42 @@ impl Oidc {
         tokens(config, granted, nonce, sent).map_err(|problem| endpoint.unusable(&problem))
     }
 
+    /// The metadata. While somebody reads them again, others get the old ones.
     async fn metadata(&self) -> Result<Arc<Metadata>, String> {
-        let mut known = self.metadata.lock().await;
-        let old = known
-            .as_ref()
-            .map(|(read, metadata)| (read.elapsed(), metadata.clone()));
-        match old {
-            Some((age, metadata)) if age < METADATA_AGE => Ok(metadata),
-            old => match (self.fetch_metadata().await, old) {
-                (Ok(metadata), _) => {
-                    let metadata = Arc::new(metadata);
-                    *known = Some((Instant::now(), metadata.clone()));
-                    Ok(metadata)
-                }
-                (Err(_), Some((_, metadata))) => Ok(metadata),
-                (Err(problem), None) => Err(problem),
-            },
+        let old = match self.cached() {
+            Some(cached) if Instant::now() < cached.read_again => return cached.metadata,
+            cached => cached.and_then(|cached| cached.metadata.ok()),
+        };
+        let _reading = match (self.reading.try_lock(), &old) {
+            (Ok(reading), _) => reading,
+            (Err(_), Some(old)) => return Ok(old.clone()),
+            (Err(_), None) => self.reading.lock().await,
+        };
+        if let Some(cached) = self.cached()
+            && Instant::now() < cached.read_again
+        {
+            return cached.metadata;
         }
+        let (metadata, age) = match (self.fetch_metadata().await, old) {
+            (Ok(metadata), _) => (Ok(Arc::new(metadata)), METADATA_AGE),
+            (Err(problem), Some(old)) => {
+                tracing::warn!(problem, "using the previous metadata of the provider");
+                (Ok(old), RETRY)
+            }
+            (Err(problem), None) => (Err(problem), RETRY),
+        };
+        *self.metadata.lock().unwrap_or_else(PoisonError::into_inner) = Some(Cached {
+            metadata: metadata.clone(),
+            read_again: Instant::now() + age,
+        });
+        metadata
+    }
+
+    fn cached(&self) -> Option<Cached> {
+        self.metadata
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .clone()
     }
 
     async fn fetch_metadata(&self) -> Result<Metadata, String> {
@@ -309,6 +344,7 @@ fn tokens(
         token,
         renews: expires.map(|expires| expires - early(expires)),
         expires,
+        subject: claims.as_ref().map(|claims| claims.sub.clone()),
         name: claims.map(|claims| claims.preferred_username.or(claims.email).unwrap_or(claims.sub)),
         refresh_token: granted.refresh_token,
     })

@@ -179,7 +179,7 @@ impl From<ClientError> for Problem {
             (_, Some(Code::Unauthenticated)) => (
                 StatusCode::UNAUTHORIZED,
                 "Not signed in".to_owned(),
-                "Sign in with a token of the service.".to_owned(),
+                "Sign in again. If the console has no sign-in, set console.sign_in.".to_owned(),
             ),
             (_, Some(Code::PermissionDenied)) => (
                 StatusCode::FORBIDDEN,

@@ -23,6 +23,9 @@ pub(crate) struct Session {
     /// The token that the services get.
     pub(crate) token: String,
     pub(crate) refresh_token: Option<String>,
+    /// The user at the provider: a renewal must be for the same one.
+    #[serde(default)]
+    pub(crate) subject: Option<String>,
     /// Who has signed in, if the issuer says it.
     pub(crate) name: Option<String>,
     /// When the token expires, in milliseconds.
@@ -136,6 +139,7 @@ pub(crate) mod tests {
         Session {
             token: "t".repeat(length),
             refresh_token: None,
+            subject: None,
             name: Some("Ada".to_owned()),
             expires: Some(NOW.as_millis() + 60_000),
             renews: None,

@@ -5,7 +5,7 @@
 //! of the console; who is signed in is sent back from there.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use askama::Template;
@@ -15,6 +15,8 @@ use axum::middleware::Next;
 use axum::response::{IntoResponse as _, Redirect, Response};
 use axum::routing::{get, post};
 use axum::{Extension, Router};
+use base64::Engine as _;
+use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use redeliver_client::Code;
 use redeliver_client::messages::OverviewSelection;
 use redeliver_core::failure::bounded_text;
@@ -25,7 +27,7 @@ use redeliver_runtime::watched_files::WatchedFiles;
 use ring::digest::{SHA256, digest};
 use serde::Deserialize;
 use tokio::sync::OnceCell;
-use tokio::time::Instant;
+use tokio::time::{Instant, timeout};
 use tokio_util::task::TaskTracker;
 use url::{Position, Url};
 
@@ -34,7 +36,7 @@ use crate::backend::Backend;
 use crate::config::{ConsoleConfig, SignIn};
 use crate::cookie_keys::CookieKeys;
 use crate::cookies::{self, SameSite};
-use crate::oidc::{FLOW, Flow, Oidc, Tokens};
+use crate::oidc::{FLOW, Flow, Oidc, RETRY, Tokens};
 use crate::page::{Problem, address, respond};
 use crate::session::{self, Session};
 use crate::site::Site;
@@ -49,6 +51,8 @@ const FLOW_COOKIE: &str = "sign-in";
 /// How long the result of a renewal is kept. Requests that a browser sends at the same time have the same refresh token, which many providers accept
 /// once.
 const KEEP_RENEWALS: Duration = Duration::from_secs(60);
+/// How long a page waits for a renewal while its token is still valid.
+const RENEWAL_WAIT: Duration = Duration::from_secs(2);
 
 /// How viewers sign in. Clones share everything.
 #[derive(Clone)]
@@ -61,15 +65,39 @@ struct Inner {
     oidc: Option<Oidc>,
     /// How long a session lasts at most.
     session: Duration,
-    renewals: Mutex<HashMap<Vec<u8>, Renewal>>,
+    /// By [`id`] of the refresh token.
+    renewals: Mutex<HashMap<String, Renewal>>,
     tasks: TaskTracker,
 }
 
-/// The renewal of a session. `None`: the provider has refused.
-#[derive(Clone)]
+/// The renewal of a session.
 struct Renewal {
     began: Instant,
-    renewed: Arc<OnceCell<Option<Session>>>,
+    outcome: Arc<OnceCell<Outcome>>,
+}
+
+#[derive(Clone)]
+enum Outcome {
+    Renewed(Session),
+    /// The provider has refused, or the session was replaced or signed out meanwhile.
+    Ended,
+    /// The provider has not answered, at this time.
+    Failed(Instant),
+}
+
+impl Renewal {
+    fn is_kept(&self) -> bool {
+        let failed = match self.outcome.get() {
+            Some(Outcome::Failed(at)) => at.elapsed() >= RETRY,
+            _ => false,
+        };
+        !failed && self.began.elapsed() < KEEP_RENEWALS
+    }
+}
+
+/// Identifies a refresh token.
+fn id(refresh_token: &str) -> String {
+    URL_SAFE_NO_PAD.encode(digest(&SHA256, refresh_token.as_bytes()))
 }
 
 impl Gate {
@@ -109,54 +137,119 @@ impl Gate {
             .with_state(self.clone())
     }
 
+    /// Waits for renewals, whose results nobody else has. Call it after the last request.
+    pub(crate) async fn finish(&self) {
+        self.0.tasks.close();
+        self.0.tasks.wait().await;
+    }
+
     fn session(&self, headers: &HeaderMap, site: &Site, now: Timestamp) -> Option<Session> {
+        // Drops the tokens of old ones.
+        drop(self.renewals());
         Session::of(headers, site, &self.0.keys.value(), now)
     }
 
-    /// The session, with a new token if it is time for one, and whether it is new. `None` if its token has expired.
-    async fn current(&self, session: Session, now: Timestamp) -> Option<(Session, bool)> {
+    /// Renewals that are not too old.
+    fn renewals(&self) -> MutexGuard<'_, HashMap<String, Renewal>> {
+        let mut renewals = self.0.renewals.lock().unwrap_or_else(PoisonError::into_inner);
+        renewals.retain(|_, renewal| renewal.is_kept());
+        renewals
+    }
+
+    /// The session, with a new token if it is time for one, and then what identifies its previous refresh token. `None` if its token has expired.
+    async fn current(&self, session: Session, now: Timestamp) -> Option<(Session, Option<String>)> {
         if session.renews.is_some_and(|renews| renews <= now.as_millis())
             && let Some(refresh_token) = session.refresh_token.clone()
         {
+            let id = id(&refresh_token);
             // It does not end with this request: the provider may have accepted the refresh token, and does so only once.
             let (gate, old) = (self.clone(), session.clone());
             let renewing = self
                 .0
                 .tasks
                 .spawn(async move { gate.renewed(&old, &refresh_token).await });
-            match renewing.await {
-                Ok(Ok(Some(renewed))) => return Some((renewed, true)),
-                Ok(Ok(None)) | Err(_) => {}
-                Ok(Err(problem)) => tracing::warn!(problem, "a session is not renewed now"),
+            let outcome = if session.is_valid(now) {
+                timeout(RENEWAL_WAIT, renewing).await.ok()
+            } else {
+                Some(renewing.await)
+            };
+            if let Some(Ok(Outcome::Renewed(renewed))) = outcome {
+                return Some((renewed, Some(id)));
             }
         }
-        session.is_valid(now).then_some((session, false))
+        session.is_valid(now).then_some((session, None))
     }
 
-    async fn renewed(&self, old: &Session, refresh_token: &str) -> Result<Option<Session>, String> {
-        let Some(oidc) = &self.0.oidc else { return Ok(None) };
-        let hash = digest(&SHA256, refresh_token.as_bytes()).as_ref().to_vec();
-        let renewal = {
-            let mut renewals = self.0.renewals.lock().unwrap_or_else(PoisonError::into_inner);
-            renewals.retain(|_, renewal| renewal.began.elapsed() < KEEP_RENEWALS);
-            let renewal = renewals.entry(hash).or_insert_with(|| Renewal {
+    async fn renewed(&self, old: &Session, refresh_token: &str) -> Outcome {
+        let Some(oidc) = &self.0.oidc else {
+            return Outcome::Ended;
+        };
+        let outcome = {
+            let mut renewals = self.renewals();
+            let renewal = renewals.entry(id(refresh_token)).or_insert_with(|| Renewal {
                 began: Instant::now(),
-                renewed: Arc::default(),
+                outcome: Arc::default(),
             });
-            renewal.renewed.clone()
+            renewal.outcome.clone()
         };
         let renew = async || {
-            let tokens = oidc.refresh(refresh_token).await?;
-            Ok(tokens.map(|tokens| Session {
+            let tokens = match oidc.refresh(refresh_token).await {
+                Ok(Some(tokens)) => tokens,
+                Ok(None) => return Outcome::Ended,
+                Err(problem) => {
+                    tracing::warn!(problem, "a session is not renewed now");
+                    return Outcome::Failed(Instant::now());
+                }
+            };
+            if tokens.subject.is_some() && tokens.subject != old.subject {
+                tracing::warn!(
+                    "a session is not renewed: the provider has returned the ID token of another user"
+                );
+                return Outcome::Ended;
+            }
+            Outcome::Renewed(Session {
                 refresh_token: tokens.refresh_token.or_else(|| Some(refresh_token.to_owned())),
+                subject: old.subject.clone(),
                 name: tokens.name.or_else(|| old.name.clone()),
                 token: tokens.token,
                 expires: tokens.expires,
                 renews: tokens.renews,
                 ends: old.ends,
-            }))
+            })
         };
-        renewal.get_or_try_init(renew).await.cloned()
+        outcome.get_or_init(renew).await.clone()
+    }
+
+    /// A request that renews the session with this refresh token does not bring it back from now on.
+    fn end(&self, id: String) {
+        let ended = Renewal {
+            began: Instant::now(),
+            outcome: Arc::new(OnceCell::new_with(Some(Outcome::Ended))),
+        };
+        self.renewals().insert(id, ended);
+    }
+
+    /// Sets the cookies of a renewed session, unless it has ended meanwhile. `previous` identifies its previous refresh token.
+    fn keep_renewed(
+        &self,
+        session: &Session,
+        previous: &str,
+        request: &HeaderMap,
+        site: &Site,
+        response: &mut Response,
+    ) -> Result<(), session::TooLarge> {
+        let has_ended = {
+            let renewals = self.renewals();
+            let outcome = |id: &str| renewals.get(id).and_then(|renewal| renewal.outcome.get());
+            let new = session.refresh_token.as_deref().map(id);
+            let ids = [Some(previous), new.as_deref()].into_iter().flatten();
+            ids.filter_map(outcome)
+                .any(|outcome| matches!(outcome, Outcome::Ended))
+        };
+        if has_ended {
+            return Ok(());
+        }
+        self.keep(session, request, site, response)
     }
 
     /// Sets the cookies of a session in a response.
@@ -216,7 +309,7 @@ pub(crate) async fn require_session(
     let Some(session) = gate.session(request.headers(), &site, now) else {
         return signed_out(&request);
     };
-    let Some((session, is_new)) = gate.current(session, now).await else {
+    let Some((session, previous)) = gate.current(session, now).await else {
         return signed_out(&request);
     };
     let backend = match gate.0.backend.with_token(Secret::new(session.token.as_str())) {
@@ -227,11 +320,11 @@ pub(crate) async fn require_session(
         }
     };
     request.extensions_mut().insert(backend);
-    let headers = is_new.then(|| request.headers().clone());
+    let renewed = previous.map(|previous| (previous, request.headers().clone()));
     let viewer = Viewer::new(session.name.as_deref(), &own_address(&request));
     let mut response = viewer.view(next.run(request)).await;
-    if let Some(headers) = headers
-        && let Err(error) = gate.keep(&session, &headers, &site, &mut response)
+    if let Some((previous, headers)) = renewed
+        && let Err(error) = gate.keep_renewed(&session, &previous, &headers, &site, &mut response)
     {
         tracing::warn!(%error, "a renewed session is not kept");
     }
@@ -324,10 +417,13 @@ async fn show(
     let now = SystemClock.now();
     if parameters.again.is_empty()
         && let Some(session) = gate.session(&headers, &site, now)
-        && let Some((session, is_new)) = gate.current(session, now).await
+        && let Some((session, previous)) = gate.current(session, now).await
     {
         let mut response = Redirect::to(&return_to).into_response();
-        if !is_new || gate.keep(&session, &headers, &site, &mut response).is_ok() {
+        let kept = previous.map_or(Ok(()), |previous| {
+            gate.keep_renewed(&session, &previous, &headers, &site, &mut response)
+        });
+        if kept.is_ok() {
             return response;
         }
     }
@@ -360,6 +456,7 @@ async fn with_token(
     let session = Session {
         token: token.to_owned(),
         refresh_token: None,
+        subject: None,
         name: None,
         expires: expiry_of_jwt(token),
         renews: None,
@@ -413,11 +510,19 @@ fn redirect_uri(site: &Site) -> String {
     format!("{}/sign-in/callback", site.origin)
 }
 
-async fn start(State(gate): State<Gate>, site: Site, Query(parameters): Query<Parameters>) -> Response {
+async fn start(
+    State(gate): State<Gate>,
+    site: Site,
+    headers: HeaderMap,
+    Query(parameters): Query<Parameters>,
+) -> Response {
     let Some(oidc) = &gate.0.oidc else {
         return StatusCode::NOT_FOUND.into_response();
     };
-    let flow = Flow::new(local(&parameters.return_to));
+    // The browser sends the cookies of the session here, but not with the redirect of the provider.
+    let replaced = gate.session(&headers, &site, SystemClock.now());
+    let replaced = replaced.and_then(|session| session.refresh_token.as_deref().map(id));
+    let flow = Flow::new(local(&parameters.return_to), replaced);
     match oidc.authorization(&flow, &redirect_uri(&site)).await {
         Ok(url) => {
             let json = serde_json::to_vec(&flow).expect("a sign-in has a form in JSON");
@@ -485,6 +590,7 @@ async fn signed_in(
     let Tokens {
         token,
         refresh_token,
+        subject,
         name,
         expires,
         renews,
@@ -492,11 +598,15 @@ async fn signed_in(
     let session = Session {
         token,
         refresh_token,
+        subject,
         name,
         expires,
         renews,
         ends: gate.end_of_session(),
     };
+    if let Some(replaced) = &flow.replaces {
+        gate.end(replaced.clone());
+    }
     // A redirect would be that of the provider still, with which the browser does not send the new cookies.
     let page = Page {
         next: Some(flow.return_to.clone()),
@@ -510,6 +620,10 @@ async fn signed_in(
 }
 
 async fn sign_out(State(gate): State<Gate>, site: Site, headers: HeaderMap) -> Response {
+    let session = gate.session(&headers, &site, SystemClock.now());
+    if let Some(refresh_token) = session.and_then(|session| session.refresh_token) {
+        gate.end(id(&refresh_token));
+    }
     let mut page = Page {
         note: "You are signed out of the console.",
         link: Some(("Sign in".to_owned(), "/sign-in".to_owned())),
@@ -533,7 +647,68 @@ fn add(response: &mut Response, cookies: impl IntoIterator<Item = HeaderValue>) 
 
 #[cfg(test)]
 mod tests {
+    use redeliver_runtime::ProgramConfig;
+    use redeliver_testkit::{FakeEndpoint, Reply};
+
     use super::*;
+    use crate::Sections;
+
+    /// A gate whose provider never answers, and a session whose token is still valid, but must be renewed.
+    fn renewing() -> (FakeEndpoint, Gate, Session) {
+        let provider = FakeEndpoint::start(|_| Reply::Hang);
+        let yaml = format!(
+            "console: {{ sign_in: oidc, oidc: {{ issuer: '{}', client_id: console }} }}",
+            provider.url()
+        );
+        let config = ProgramConfig::<Sections>::from_yaml(&yaml).unwrap().own.console;
+        let gate = Gate::new(&config, &Backend::new(&config).unwrap())
+            .unwrap()
+            .unwrap();
+        let now = SystemClock.now();
+        let session = Session {
+            token: "old".to_owned(),
+            refresh_token: Some("r1".to_owned()),
+            subject: Some("u1".to_owned()),
+            name: None,
+            expires: Some(now.as_millis() + 3_600_000),
+            renews: Some(now.as_millis()),
+            ends: now.as_millis() + 7_200_000,
+        };
+        (provider, gate, session)
+    }
+
+    #[tokio::test]
+    async fn valid_token_does_not_await_renewal() {
+        let (_provider, gate, session) = renewing();
+        let (current, previous) = gate.current(session, SystemClock.now()).await.unwrap();
+        assert_eq!((current.token.as_str(), previous), ("old", None));
+        // The renewal goes on.
+        assert!(gate.renewals()[&id("r1")].outcome.get().is_none());
+    }
+
+    #[tokio::test]
+    async fn ended_session_is_not_renewed() {
+        let (_provider, gate, session) = renewing();
+        let renewed = Session {
+            refresh_token: Some("r2".to_owned()),
+            ..session.clone()
+        };
+        let site = Site {
+            origin: "https://console.example".to_owned(),
+            is_secure: true,
+        };
+        for ended in [None, Some("r1"), Some("r2")] {
+            gate.0.renewals.lock().unwrap().clear();
+            if let Some(token) = ended {
+                gate.end(id(token));
+            }
+            let mut response = StatusCode::OK.into_response();
+            let kept = gate.keep_renewed(&renewed, &id("r1"), &HeaderMap::new(), &site, &mut response);
+            kept.unwrap();
+            let is_set = response.headers().contains_key(header::SET_COOKIE);
+            assert_eq!(is_set, ended.is_none(), "{ended:?}");
+        }
+    }
 
     #[test]
     fn return_addresses_stay_here() {

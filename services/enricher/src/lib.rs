@@ -3,11 +3,11 @@
 //! It sends each record to the endpoint of its pipeline. The response becomes the result. After a transient failure the
 //! record waits in a tier and is tried again; after a permanent one it becomes a dead letter.
 
+mod config;
 pub mod http;
 mod merge;
 pub mod output_choice;
 pub mod quick_retry;
-mod sections;
 
 use std::io;
 use std::sync::Arc;
@@ -21,9 +21,9 @@ use redeliver_runtime::{Config, ProgramConfig};
 use redeliver_service::{Host, topics};
 use redeliver_worker::{ServedPipelines, WorkerSpec};
 
+pub use crate::config::Sections;
 use crate::http::{HttpHandler, HttpSettings, ResponseUse, TlsFiles};
 use crate::output_choice::{OutputChoice, Subject};
-pub use crate::sections::Sections;
 
 /// Checks what only this service needs of a configuration, including the files that it names. Does not connect to Kafka
 /// or to an endpoint.

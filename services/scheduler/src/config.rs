@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 use crate::index::redis::RedisConfig;
 use crate::request::Rules;
 
-/// The section of the scheduler that no other program reads. Those with pipelines read the section `scheduler`, too.
+/// The section that only the scheduler reads. All programs share the section `scheduler`.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Sections {

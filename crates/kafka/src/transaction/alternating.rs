@@ -11,8 +11,7 @@
 //!
 //! While a partition of a transaction has no leader, or too few replicas in sync, the broker cannot write its marker, and refuses the transactional
 //! id, also after a restart of the process. The transaction does not wait for that: its outcome is certain, and the coordinator returns no position
-//! that depends on it before. So the lane continues with the other producer, or with a spare one with another id. It does not use a producer whose last
-//! transaction wrote to a topic of which the watch knows that it is in this state.
+//! that depends on it before. So the lane continues with the other producer, or with a spare one with another id.
 //!
 //! A crashed process may have left a transaction open under any id, so all are initialised at the start, and the spare ones dropped after that.
 
@@ -94,27 +93,11 @@ impl Alternating {
             }
         }
         self.drop_spares();
-        if self.all.iter().any(Transactions::is_usable) {
-            return Ok(());
-        }
-        self.used = self.all.len();
-        // One is enough to continue. They connect at the same time, because the broker that one asks first may be down.
-        let until = Instant::now() + wait;
-        let is_awaited = |spare: &&mut Transactions| !spare.is_ready() && !spare.is_blocked();
-        while !self.all.iter().any(Transactions::is_usable) && Instant::now() < until {
-            let mut may_retry = false;
-            for spare in self.all[PAIR..].iter_mut().filter(is_awaited) {
-                if let Err(error) = spare.recover(LOOK) {
-                    may_retry |= error.action == RecoveryAction::Retry;
-                    unready = Some(error);
-                }
-            }
-            if !may_retry {
-                break;
-            }
-        }
         match unready {
-            Some(error) if !self.all.iter().any(Transactions::is_ready) => Err(error),
+            Some(error) if !self.all.iter().any(Transactions::is_ready) => {
+                self.used = self.all.len();
+                Err(error)
+            }
             _ => Ok(()),
         }
     }
@@ -123,13 +106,10 @@ impl Alternating {
     /// must not be called before [`Alternating::recover`] has succeeded.
     pub(crate) fn look_after_unready(&mut self) {
         let now = Instant::now();
-        if self.used == PAIR && self.all[..PAIR].iter().all(Transactions::is_usable) || now < self.next_look {
+        if self.used == PAIR && self.all[..PAIR].iter().all(Transactions::is_ready) || now < self.next_look {
             return;
         }
         self.next_look = now + LOOK_INTERVAL;
-        if !self.all.iter().any(Transactions::is_usable) {
-            self.used = self.all.len();
-        }
         for one in &mut self.all[..self.used] {
             if let Err(error) = one.recover(LOOK)
                 && error.action != RecoveryAction::Retry
@@ -141,9 +121,9 @@ impl Alternating {
         self.drop_spares();
     }
 
-    /// Drops the spare producers, unless one that is used is not usable.
+    /// Drops the spare producers, unless one that is used is not ready.
     fn drop_spares(&mut self) {
-        if self.all[..self.used].iter().all(Transactions::is_usable) {
+        if self.all[..self.used].iter().all(Transactions::is_ready) {
             self.all[PAIR..].iter_mut().for_each(Transactions::discard);
             self.used = PAIR;
             self.last %= PAIR;
@@ -162,10 +142,9 @@ impl Alternating {
         member: Option<&Arc<ConsumerGroupMetadata>>,
     ) -> Result<(), TransactionError> {
         let count = self.all.len();
-        let mut after_last = (1..=count).map(|step| (self.last + step) % count);
-        let usable = after_last.clone().find(|index| self.all[*index].is_usable());
-        let next = usable.or_else(|| after_last.find(|index| self.all[*index].is_ready()));
-        self.last = next.unwrap_or(self.last);
+        let after_last = (1..=count).map(|step| (self.last + step) % count);
+        let ready = after_last.into_iter().find(|index| self.all[*index].is_ready());
+        self.last = ready.unwrap_or(self.last);
         let is_any_blocked = self.all.iter().any(Transactions::is_blocked);
         self.all[self.last].set_wary(is_any_blocked);
         self.all[self.last].write_and_follow_up(outputs, follow_up, offsets, member)
@@ -184,10 +163,6 @@ impl Alternating {
 
 #[cfg(test)]
 mod tests {
-    use rdkafka::mocking::MockCluster;
-    use redeliver_kafka_ffi::TopicDescription;
-    use redeliver_testkit::DEADLINE;
-
     use super::*;
 
     /// No broker listens there, so no producer becomes ready.
@@ -253,29 +228,5 @@ mod tests {
         alternating.all[0].initialised = true;
         alternating.all[1].is_unresolved = true;
         alternating.recover(Duration::from_secs(600)).unwrap();
-    }
-
-    #[test]
-    fn spare_replaces_unusable_producers() {
-        let cluster = MockCluster::new(1).unwrap();
-        let settings = KafkaSettings::new(cluster.bootstrap_servers(), "test");
-        // It knows only what the test tells it, because no broker listens there.
-        let watch = TopicWatch::start(&KafkaSettings::new("127.0.0.1:1", "test")).unwrap();
-        let mut alternating = Alternating::new(&settings, "test", None, &watch);
-        alternating.recover(DEADLINE).unwrap();
-        for one in &mut alternating.all[..PAIR] {
-            one.last_topics.insert("docs".into());
-        }
-        let leaderless = TopicDescription {
-            id: None,
-            partitions: 1,
-            has_leaders: false,
-            fewest_in_sync: None,
-            may_write: Some(true),
-        };
-        watch.observe(&"docs".into(), Some(&leaderless), Instant::now());
-        alternating.recover(DEADLINE).unwrap();
-        let _ = alternating.write(&[], None, &TopicPartitionList::new(), None);
-        assert!(alternating.last >= PAIR);
     }
 }

@@ -8,8 +8,8 @@ use serde::{Deserialize, Serialize};
 use super::Config;
 use super::error::Findings;
 
-/// The sections that only one program reads, in its own crate: a struct with a field for each, and `#[serde(default)]`. All other programs
-/// skip these sections.
+/// The sections that only one program reads, in its own crate: a struct with a field for each, and `#[serde(default)]`. Other services
+/// skip these sections; commands read those of all services.
 pub trait OwnSections: Default + Serialize + DeserializeOwned {
     /// Reports what is out of range, or contradicts the shared sections.
     fn check(&self, shared: &Config, findings: &mut Findings<'_>);

@@ -8,8 +8,7 @@ use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::registry::Registry;
-
-use crate::credentials::StaleCredentials;
+use redeliver_runtime::watched_files::StaleCredentials;
 
 use super::refusal::{Denied, Reason, Refusal};
 

@@ -141,12 +141,28 @@ each Secret), and `env`.
 {{- toJson $config -}}
 {{- end -}}
 
+{{/* The names of a Service, as a JSON array: { root, host }. */}}
+{{- define "redeliver.serviceNames" -}}
+{{- $inNamespace := printf "%s.%s" .host .root.Release.Namespace -}}
+{{- list .host $inNamespace (printf "%s.svc" $inNamespace) (printf "%s.svc.cluster.local" $inNamespace) | toJson -}}
+{{- end -}}
+
+{{/* "true" if the API with this suffix runs, so that the console calls it: { root, suffix }. */}}
+{{- define "redeliver.consoleCalls" -}}
+{{- $facts := include "redeliver.facts" .root | fromJson -}}
+{{- if or (ne .suffix "scheduler") (and .root.Values.scheduler.enabled $facts.jobs) -}}true{{- end -}}
+{{- end -}}
+
 {{/* redeliver.yaml of the console as JSON: it needs neither Kafka nor pipelines, and none of their secrets. */}}
 {{- define "redeliver.consoleConfig" -}}
 {{- $console := .Values.console -}}
 {{- $host := include "redeliver.facts" . | fromJson | dig "host" "" -}}
 {{- $settings := dict "listen" (printf "%s:%d" $host (int $console.port)) "allow_remote" true "sign_in" $console.signIn -}}
-{{- $hosts := concat $console.hosts (list $console.ingress.host) | compact | uniq -}}
+{{- $hosts := concat $console.hosts (list $console.ingress.host) -}}
+{{- if $console.tls.secret.name -}}
+{{- $hosts = concat $hosts (include "redeliver.serviceNames" (dict "root" . "host" (include "redeliver.objectName" (dict "root" . "suffix" "console"))) | fromJsonArray) -}}
+{{- end -}}
+{{- $hosts = $hosts | compact | uniq -}}
 {{- $_ := set $settings "hosts" $hosts -}}
 {{- if $console.cookieKeysSecret.name -}}
 {{- $_ := set $settings "cookie_keys_file" (printf "/run/secrets/cookie-keys/%s" $console.cookieKeysSecret.key) -}}
@@ -165,13 +181,15 @@ each Secret), and `env`.
 {{- range $section, $service := dict "inspector" (list "dlq-inspector" .Values.dlqInspector) "scheduler" (list "scheduler" .Values.scheduler) -}}
 {{- $suffix := first $service -}}
 {{- $api := (last $service).api -}}
-{{- $hasTls := not (empty $api.tls.secret.name) -}}
+{{- $certificate := not (empty $api.tls.secret.name) -}}
+{{- /* Nothing answers at the address of a scheduler that does not run; with https://, nothing gets a token there either. */ -}}
+{{- $hasTls := or $certificate (not (include "redeliver.consoleCalls" (dict "root" $root "suffix" $suffix))) -}}
 {{- $name := include "redeliver.objectName" (dict "root" $root "suffix" $suffix) -}}
 {{- $called := dict "url" (printf "%s://%s:%d" (ternary "https" "http" $hasTls) $name (int $api.port)) -}}
 {{- if not $hasTls -}}
-{{- $_ := set $called "allow_plaintext_token" true -}}
+{{- $_ := set $called "allow_plaintext_token" $console.allowPlaintextToken -}}
 {{- else -}}
-{{- if $api.tls.secret.caKey -}}
+{{- if and $certificate $api.tls.secret.caKey -}}
 {{- $_ := set $called "ca_file" (printf "/run/secrets/%s-ca/%s" $suffix $api.tls.secret.caKey) -}}
 {{- end -}}
 {{- with $console.clientSecret -}}
@@ -334,12 +352,23 @@ What the templates need to know of the configuration, as JSON:
 {{- fail "dlqInspector.api: the console cannot reach it; configure its authentication, or allowUnauthenticated" -}}
 {{- else if and (eq .signIn "oidc") (not .oidc.issuer) -}}
 {{- fail "console.oidc.issuer: is missing, and console.signIn is oidc" -}}
+{{- else if and (eq .signIn "oidc") (not .oidc.client_id) -}}
+{{- fail "console.oidc.client_id: is missing, and console.signIn is oidc" -}}
+{{- else if and (eq .signIn "none") .cookieKeysSecret.name -}}
+{{- fail "console.cookieKeysSecret: requires console.signIn: token or oidc" -}}
 {{- else if and (ne .signIn "oidc") .oidc -}}
 {{- fail "console.oidc: requires console.signIn: oidc" -}}
 {{- else if and (gt (int .replicas) 1) (ne .signIn "none") (not .cookieKeysSecret.name) -}}
 {{- fail "console.cookieKeysSecret.name: is missing; pods that share no keys of cookies do not know the sessions of each other" -}}
 {{- else if and (ne .signIn "none") (not (or .tls.secret.name .ingress.host .hosts)) -}}
 {{- fail "console.ingress.host: is missing; set it, console.hosts if another proxy has the certificate, or console.tls, because browsers keep sessions only with HTTPS" -}}
+{{- end -}}
+{{- if and (ne .signIn "none") (not .allowPlaintextToken) -}}
+{{- range $suffix, $value := dict "dlq-inspector" "dlqInspector" "scheduler" "scheduler" -}}
+{{- if and (include "redeliver.consoleCalls" (dict "root" $ "suffix" $suffix)) (not (index $.Values $value).api.tls.secret.name) -}}
+{{- fail (printf "%s.api.tls.secret.name: is missing; set it, or console.allowPlaintextToken, because the console sends tokens of viewers to this API" $value) -}}
+{{- end -}}
+{{- end -}}
 {{- end -}}
 {{- end -}}
 {{- end -}}

@@ -297,6 +297,14 @@ async fn expiring_tokens_are_renewed_once() {
         service.tokens()
     );
 
+    // The token of another user is refused.
+    provider.state().lifetime = 0;
+    provider.sign_in(&mut browser).await;
+    provider.state().lifetime = 3_600;
+    provider.state().wrong = BTreeMap::from([("sub", "u2".to_owned())]);
+    assert_eq!(browser.get("/jobs").await.status, 401);
+    provider.state().wrong.clear();
+
     // A provider that refuses ends the session with its token.
     provider.state().lifetime = 0;
     provider.sign_in(&mut browser).await;
@@ -307,8 +315,6 @@ async fn expiring_tokens_are_renewed_once() {
 #[tokio::test(flavor = "multi_thread")]
 async fn missing_provider_is_named() {
     let (service, provider) = (Service::start(|_| true), Provider::start());
-    let console = Running::start(&service, &provider.settings(""));
-    let mut browser = Browser::new(&console);
     let url = provider.endpoint.url();
     for (issuer, problem) in [
         ("https://other.example", "names another issuer"),
@@ -323,7 +329,8 @@ async fn missing_provider_is_named() {
                 Reply::ok(metadata.to_string())
             }
         });
-        let answer = browser.get("/sign-in/start").await;
+        let console = Running::start(&service, &provider.settings(""));
+        let answer = Browser::new(&console).get("/sign-in/start").await;
         assert!(
             answer.status == 502 && answer.body.contains(problem),
             "{answer:?}"
