@@ -131,7 +131,7 @@ fn topic_names(mut answer: &[u8]) -> Option<Vec<&str>> {
 /// Removes the records before an offset, as retention does.
 ///
 /// # Panics
-/// If the first broker refuses or does not respond.
+/// If the first broker refuses for 20 s, or does not respond.
 #[track_caller]
 pub fn delete_records(brokers: &str, topic: &str, partition: i32, before: i64) {
     let mut body = Vec::new();
@@ -143,9 +143,10 @@ pub fn delete_records(brokers: &str, topic: &str, partition: i32, before: i64) {
     body.extend(TIMEOUT.to_be_bytes());
     // The throttle time, one topic with its name, one partition with its number, its beginning, its error.
     let before_error = 4 + 4 + 2 + topic.len() + 4 + 4 + 8;
-    if let Err(error) = ask(brokers, DELETE_RECORDS, &body, before_error) {
-        panic!("deleting records of {topic}: {error:#}");
-    }
+    // The leader of the partition knows a new cleanup policy later than the broker that describes the topic.
+    eventually("the deletion of records", Duration::from_secs(20), || {
+        ask(brokers, DELETE_RECORDS, &body, before_error).map_err(|error| format!("{topic}: {error:#}"))
+    });
 }
 
 /// Increases the number of partitions of a topic to `count`.
