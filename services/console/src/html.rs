@@ -114,7 +114,10 @@ pub(crate) fn exact(time: impl Time) -> Safe<String> {
 
 fn relative(time: Timestamp, now: Timestamp) -> String {
     if time > now {
-        format!("in {}", duration(time.since(now)))
+        match time.since(now) {
+            wait if wait < Duration::from_secs(1) => "now".to_owned(),
+            wait => format!("in {}", duration(wait)),
+        }
     } else {
         match now.since(time) {
             age if age < Duration::from_secs(1) => "just now".to_owned(),
@@ -360,6 +363,7 @@ mod tests {
         assert_eq!(shown(-200), "just now");
         assert_eq!(shown(-90_000), "1 min 30 s ago");
         assert_eq!(shown(5_000), "in 5 s");
+        assert_eq!(shown(200), "now");
     }
 
     #[test]

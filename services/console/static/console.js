@@ -118,4 +118,6 @@ document.addEventListener("click", async (event) => {
 });
 
 enhance(document);
+// On a phone, the navigation is one line that scrolls.
+document.querySelector(".side [aria-current]")?.scrollIntoView({ block: "nearest", inline: "center" });
 stayCurrent();
