@@ -272,7 +272,7 @@ fn pages_and_their_commands_work() {
         (&group, "Newest dead letters"),
         ("/letters?filter=error_class%20%3D%20%22permanent%22", "docs-dlq/"),
         (&letter, "Trace the record"),
-        (&format!("{letter}?life=1"), "became a dead letter"),
+        (&format!("{letter}?life=1"), "class=\"timeline\""),
         ("/redrives", "No redrive was planned yet"),
         ("/waiting?scan=counts&pipeline=docs", "30s"),
         ("/waiting?scan=records&place=30s&code=http.500", "docs-retry-30s/"),
