@@ -211,6 +211,7 @@ fn forms_act_once() {
     );
     let paused = Form::open(console, &pause).fill("reason", "INC-17").send();
     shows(&paused, "paused</span> by");
+    shows("/due?waiting=1", "wait until it is resumed.");
     let entries = shows("/audit?action=control.pause", "pipeline/docs");
     assert_eq!(entries.matches("INC-17").count(), 1, "{entries}");
     let stale = Form::open(console, &pause)
@@ -218,7 +219,12 @@ fn forms_act_once() {
         .fill("revision", "0");
     assert!(stale.refused(409).contains("Changed meanwhile"));
 
-    // A job is scheduled and cancelled.
+    // A job is scheduled and cancelled. The forecast applies the rate of its application.
+    Form::open(console, "/act/control?name=app%2Fdocs&verb=rate")
+        .fill("rate", "0.001")
+        .fill("reason", "INC-17")
+        .send();
+    shows("/due", "At 0.001/s, these ");
     let job = Form::open(console, "/act/job?verb=schedule&app=docs")
         .fill("due", "1h")
         .send();
