@@ -276,6 +276,7 @@ fn pages_and_their_commands_work() {
             "http.422",
         ),
         (&group, "Newest dead letters"),
+        (&format!("{group}?common=1"), "in partition"),
         ("/letters?filter=error_class%20%3D%20%22permanent%22", "docs-dlq/"),
         (&letter, "Trace the record"),
         (&format!("{letter}?life=1"), "class=\"timeline\""),
