@@ -291,6 +291,14 @@ fn pages_and_their_commands_work() {
     ] {
         check(console, config, page, shown);
     }
+    for (text, page) in [
+        ("doc", "/pipelines/docs"),
+        ("HTTP.422", &group),
+        ("docs-dlq/0/0", "/letters/docs-dlq/0/0"),
+        ("sched", "/schedules"),
+    ] {
+        link(console, &format!("/find?q={}", text.replace('/', "%2F")), page);
+    }
     for (page, status) in [
         ("/groups/0000000000000000", 404),
         ("/letters/docs-dlq/0/999999", 404),
