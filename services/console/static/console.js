@@ -159,7 +159,7 @@ document.addEventListener("click", async (event) => {
   setTimeout(() => { button.textContent = "Copy"; }, 1500);
 });
 
-// The palette: what the page Find lists for a text, after the saved filters that contain it.
+// The palette: what the page Find lists for a text, then the saved filters that contain it.
 const palette = document.getElementById("palette");
 const paletteText = palette.querySelector("input");
 let wanted = 0;
@@ -177,7 +177,7 @@ async function find(delay) {
     if (mine !== wanted) return;
     const filters = saved().map(savedLink).filter((link) => link.textContent.includes(text));
     for (const link of filters) link.prepend(element("span", "saved filter", { className: "fine" }), " ");
-    palette.querySelector("ul").replaceChildren(...filters.map((link) => element("li", link)), ...found.children);
+    palette.querySelector("ul").replaceChildren(...found.children, ...filters.map((link) => element("li", link)));
     shown = text;
     status.textContent = `${palette.querySelectorAll("li").length} found`;
   } catch {
@@ -186,7 +186,7 @@ async function find(delay) {
 }
 
 document.addEventListener("keydown", (event) => {
-  if (event.key.toLowerCase() !== "k" || !(event.ctrlKey || event.metaKey) || event.shiftKey || event.altKey) return;
+  if (event.key?.toLowerCase() !== "k" || !(event.ctrlKey || event.metaKey) || event.shiftKey || event.altKey) return;
   event.preventDefault();
   if (document.querySelector("dialog[open]")) return;
   palette.showModal();
@@ -211,6 +211,9 @@ palette.addEventListener("keydown", (event) => {
   const stops = [paletteText, ...palette.querySelectorAll("a")];
   stops.at((stops.indexOf(document.activeElement) + step) % stops.length).focus();
 });
+
+// Filters can contain what only this viewer may see.
+document.querySelector("form[action='/sign-out']")?.addEventListener("submit", () => localStorage.removeItem("saved"));
 
 enhance(document);
 showSaved();

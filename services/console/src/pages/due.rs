@@ -46,7 +46,7 @@ struct Hour {
     what: &'static str,
     /// What becomes due.
     due: Vec<u64>,
-    /// What leaves, if a rate or a pause holds anything up.
+    /// What leaves, if anything has a rate or is paused.
     leaves: Option<Vec<u64>>,
     rows: Vec<Row>,
     more_rows: usize,
@@ -85,14 +85,25 @@ impl Hour {
         }
     }
 
+    /// The highest bar of both charts.
+    fn most(&self) -> u64 {
+        self.due
+            .iter()
+            .chain(self.leaves.iter().flatten())
+            .copied()
+            .max()
+            .unwrap_or(0)
+    }
+
     fn chart_of_due(&self) -> Safe<String> {
         let label = format!("{} due in each of the next 60 minutes", self.what);
-        html::bars(&self.due, "hour", label)
+        html::bars_up_to(self.most(), &self.due, "hour", label)
     }
 
     fn chart_of_leaves(&self) -> Option<Safe<String>> {
         let label = format!("{} that leave in each of them, with rates and pauses", self.what);
-        Some(html::bars(self.leaves.as_ref()?, "hour leaves", label))
+        let leaves = self.leaves.as_ref()?;
+        Some(html::bars_up_to(self.most(), leaves, "hour leaves", label))
     }
 
     /// The minutes in which something happens: the minute from now, what becomes due, and what leaves.
@@ -125,7 +136,8 @@ impl Row {
         };
         let effect = match flow.outflow().1 {
             _ if total == 0 => "Nothing is due.".to_owned(),
-            End::OnTime => "Each leaves when it is due.".to_owned(),
+            End::OnTime if flow.limit == Limit::None => "Each leaves when it is due.".to_owned(),
+            End::OnTime => "Each leaves within a minute of its due time.".to_owned(),
             End::After(count, wait) => format!("{} {}.", these(count), at(wait)),
             End::AtLeast(count, wait) => {
                 format!(
@@ -200,9 +212,13 @@ async fn jobs(backend: &Backend, now: Timestamp) -> Part<(Stats, Hour)> {
     let mut unknown = Vec::from_iter(no_limits);
     let mut others = Flow::of_jobs("all others", Limit::None, &stats);
     let (mut flows, mut uncounted) = (Vec::new(), Vec::new());
-    for (index, (app, limit)) in limits.apps().enumerate() {
-        let of_app = match index {
-            0..APPS => client.stats(Some(app), MINUTES).await.ok(),
+    let mut apps: Vec<(&str, Limit)> = limits.apps().collect();
+    // Those that are paused hold up most.
+    apps.sort_by_key(|(_, limit)| *limit != Limit::Paused);
+    for (app, limit) in apps {
+        // After an error, the others are not waited for.
+        let of_app = match flows.len() {
+            0..APPS if uncounted.is_empty() => client.stats(Some(app), MINUTES).await.ok(),
             _ => None,
         };
         match of_app {
@@ -215,9 +231,9 @@ async fn jobs(backend: &Backend, now: Timestamp) -> Part<(Stats, Hour)> {
         }
     }
     if let Some(first) = uncounted.first() {
-        let count = html::number(uncounted.len());
         unknown.push(format!(
-            "the jobs of {count} applications, such as {first}: their rates and pauses are not applied"
+            "how many jobs of {first} and other applications wait ({} in all): no limit is applied to them",
+            uncounted.len()
         ));
     }
     // Without a limit, there is nothing to tell apart.
@@ -231,7 +247,8 @@ async fn jobs(backend: &Backend, now: Timestamp) -> Part<(Stats, Hour)> {
     let mut hour = Hour::new("Jobs", stats.per_minute.clone(), leaves, flows, now);
     hour.unknown = unknown;
     hour.unknown.extend([
-        "jobs that schedules and callers create until then".to_owned(),
+        "jobs that schedules and callers create until then, and those that expire (expireAfter)".to_owned(),
+        "long waits of a pipeline that has the name of an application, whose rate does not apply to them".to_owned(),
         "rates and pauses that you may not see, and how a rate is shared: a partition with more than its part takes longer".to_owned(),
     ]);
     Ok((stats, hour))
@@ -252,8 +269,8 @@ async fn waits(backend: &Backend, now: Timestamp) -> Part<(WaitingCounts, Hour)>
     let mut hour = Hour::new("Retries", due, leaves, flows, now);
     hour.unknown = Vec::from_iter(no_limits);
     hour.unknown.extend([
-        "new failures, and attempts that fail again".to_owned(),
-        "rates and pauses that you may not see".to_owned(),
+        "new failures, attempts that fail again, and records that reach max_age".to_owned(),
+        "rates and pauses that you may not see, and how partitions share a rate".to_owned(),
         "new records, with which retries share the rate of a pipeline".to_owned(),
         "how long attempts take, circuit breakers, and rate_limit of a process".to_owned(),
     ]);

@@ -13,7 +13,7 @@ use crate::page::{Frame, NAVIGATION, Problem, address, literal, respond, segment
 use crate::parameters::Query;
 
 const SECTION: &str = "/find";
-/// The longest text that services are asked for, in bytes.
+/// The longest text that services are asked for, in characters, as in the fields.
 const MAX_TEXT: usize = 200;
 /// The most pipelines and groups that are shown.
 const SHOWN: usize = 8;
@@ -43,7 +43,7 @@ pub(crate) async fn page(backend: Backend, Query(parameters): Query<Parameters>)
     let text = parameters.q.trim();
     let mut found = pages(text);
     let mut problems = Vec::new();
-    if !text.is_empty() && text.len() <= MAX_TEXT {
+    if !text.is_empty() && text.chars().count() <= MAX_TEXT {
         found.extend(ids(text));
         let selection = OverviewSelection {
             prefix: text.to_owned(),

@@ -276,7 +276,7 @@ fn pages_and_their_commands_work() {
             "http.422",
         ),
         (&group, "Newest dead letters"),
-        (&format!("{group}?common=1"), "in partition"),
+        (&format!("{group}?common=1"), "key begins with"),
         ("/letters?filter=error_class%20%3D%20%22permanent%22", "docs-dlq/"),
         (&letter, "Trace the record"),
         (&format!("{letter}?life=1"), "class=\"timeline\""),
@@ -295,7 +295,6 @@ fn pages_and_their_commands_work() {
         ("doc", "/pipelines/docs"),
         ("HTTP.422", &group),
         ("docs-dlq/0/0", "/letters/docs-dlq/0/0"),
-        ("sched", "/schedules"),
     ] {
         link(console, &format!("/find?q={}", text.replace('/', "%2F")), page);
     }

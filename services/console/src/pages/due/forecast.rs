@@ -138,30 +138,38 @@ impl Flow {
 
     #[expect(clippy::cast_precision_loss, reason = "an estimate")]
     fn at(&self, rate: f64) -> (Vec<u64>, End) {
-        let can = rate * MINUTE;
-        // Since `since`, something is held up: `left` of it at `now`.
-        let (mut left, mut since, mut now) = (self.due as f64, 0.0, 0.0);
+        // An idle rate saves up a second's worth, and at least one. What is due already has used it up.
+        let most_saved = rate.max(1.0);
+        let mut saved = if self.due == 0 { most_saved } else { 0.0 };
+        // Since `since`, with what was saved then, something is held up: `left` of it at `now`.
+        let (mut left, mut since, mut now) = (self.due as f64, (0.0, saved), 0.0);
         let (mut sent, mut shown) = (0.0, 0);
         let (mut per_minute, mut end, mut most) = (Vec::new(), End::OnTime, 0);
         for due in &self.per_minute {
-            let due = *due as f64;
+            let (due, can) = (*due as f64, rate * MINUTE + saved);
             sent += can.min(left + due);
             // Fractions are carried, so that the sum is right.
             per_minute.push(whole(sent) - shown);
             shown = whole(sent);
             if left + due <= can {
                 let ends = now + left / (rate - due / MINUTE).max(f64::MIN_POSITIVE);
-                let held_up = whole(rate * (ends - since));
+                let held_up = whole(rate * (ends - since.0) + since.1);
                 if left > 0.0 && held_up > most {
                     (end, most) = (End::After(held_up, wait(ends)), held_up);
                 }
-                since = now + MINUTE;
+                saved = most_saved.min(can - left - due);
+                since = (now + MINUTE, saved);
+            } else {
+                saved = 0.0;
             }
             left = (left + due - can).max(0.0);
             now += MINUTE;
         }
         if left > 0.0 {
-            end = End::AtLeast(whole(rate * (now - since) + left), wait(now + left / rate));
+            end = End::AtLeast(
+                whole(rate * (now - since.0) + since.1 + left),
+                wait(now + left / rate),
+            );
         }
         (per_minute, end)
     }
@@ -256,8 +264,8 @@ mod tests {
                 PerSecond(5.0),
                 0,
                 &[0, 1_800, 0, 0, 0, 0, 0, 9],
-                &[0, 300, 300, 300, 300, 300, 300, 9],
-                After(1_800, after(420)),
+                &[0, 305, 300, 300, 300, 300, 295, 9],
+                After(1_800, after(419)),
             ),
             // What becomes due while it is held up is held up, too.
             (
@@ -273,10 +281,11 @@ mod tests {
                 PerSecond(1.0),
                 30,
                 &[0, 90, 30, 0],
-                &[30, 60, 60, 0],
-                After(120, after(180)),
+                &[30, 61, 59, 0],
+                After(119, after(178)),
             ),
             (PerSecond(1.0), 300, &[0, 60], &[60, 60], AtLeast(360, after(360))),
+            (PerSecond(0.001), 0, &[0, 1], &[0, 1], OnTime),
             (PerSecond(0.01), 3, &[0; 4], &[1, 0, 1, 0], AtLeast(3, after(300))),
             (
                 PerSecond(0.001),

@@ -6,7 +6,7 @@ use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use redeliver_client::messages::DeadLetter;
-use redeliver_core::json::{Scalar, fields};
+use redeliver_core::json::fields;
 use redeliver_core::kept::is_editable;
 use serde_json::value::RawValue;
 
@@ -176,9 +176,8 @@ fn add_fields(object: &RawValue, path: &str, depth: usize, found: &mut Vec<(Name
             add_fields(value, &path, depth - 1, found);
             continue;
         }
-        let scalar = Scalar::of(value).map(Scalar::into_text);
-        let scalar = scalar.as_deref().map_or_else(|| Some("null".to_owned()), text);
-        found.push((("field", path), scalar));
+        // As JSON: a number is another value than a text with its digits.
+        found.push((("field", path), text(value.get().as_bytes())));
     }
 }
 
@@ -252,7 +251,7 @@ mod tests {
             "in partition =orders-dlq/3 4",
             "retries =0 4",
             "field /a/b~1c=true 3",
-            "field /country=DE 2",
+            "field /country=\"DE\" 2",
             "header tenant=acme 2",
             "key begins with =acme: 2",
         ];

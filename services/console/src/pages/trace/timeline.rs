@@ -1,7 +1,7 @@
 //! The life of a record as a picture to scale.
 //!
-//! A life has attempts of milliseconds and months among the dead. A gap that would leave less than a quarter of the picture to all shorter ones together
-//! is cut: it has a fixed width, a break and its length. All others are to scale.
+//! A life has attempts of milliseconds and months among the dead. A gap is cut that is more than 20 times as long as all shorter ones
+//! together, if these take at least a second, and so is each longer one: it has a fixed width, a break and its length.
 
 use std::fmt::Write as _;
 use std::time::Duration;
@@ -90,7 +90,7 @@ pub(crate) fn timeline(trace: &PipelineTrace, now: Timestamp) -> Option<Timeline
     })
 }
 
-/// The steps, now, and what comes next, in the order of their times: clocks differ.
+/// The steps in their order, now, and what comes next. Clocks differ, so a step can have an earlier time than the one before: both are drawn at the same place.
 fn moments(trace: &PipelineTrace, now: Timestamp) -> Vec<Moment> {
     let steps = trace
         .steps
@@ -123,7 +123,11 @@ fn moments(trace: &PipelineTrace, now: Timestamp) -> Vec<Moment> {
             })
         }));
     }
-    moments.sort_by_key(|moment| moment.time);
+    let mut latest = moments.first().map(|moment| moment.time);
+    for moment in &mut moments {
+        latest = latest.max(Some(moment.time));
+        moment.time = latest.unwrap_or(moment.time);
+    }
     moments
 }
 
@@ -144,9 +148,10 @@ fn longest_to_scale(gaps: &[Duration]) -> Option<Duration> {
     let mut shorter = Duration::ZERO;
     let mut longest = None;
     for gap in sorted {
-        if shorter.is_zero() || gap <= shorter.saturating_mul(3) {
-            longest = Some(gap);
+        if shorter >= Duration::from_secs(1) && gap > shorter.saturating_mul(20) {
+            break;
         }
+        longest = Some(gap);
         shorter = shorter.saturating_add(gap);
     }
     longest
@@ -261,7 +266,8 @@ mod tests {
             (&[20, 5_000, 20, 30_000, 20, 60_000][..], 60_000),
             (&[5_000, 48 * HOUR, 30_000, 60_000, 8 * HOUR], 60_000),
             (&[0, 48 * HOUR], 48 * HOUR),
-            (&[48 * HOUR, 100], 100),
+            (&[5_000, 30_000, 60_000, 24 * HOUR, 48 * HOUR], 60_000),
+            (&[48 * HOUR, 100], 48 * HOUR),
             (&[0, 0], 0),
             (&[u64::MAX, u64::MAX, 1], u64::MAX),
         ] {
@@ -277,7 +283,7 @@ mod tests {
 
     #[test]
     fn gaps_keep_proportions_and_order() {
-        let steps = [0, 10, 40, 40, 1_000_000].map(|millis| (TraceEvent::Entered, millis));
+        let steps = [0, 1_000, 4_000, 4_000, 1_000_000].map(|millis| (TraceEvent::Entered, millis));
         let life = timeline(
             &trace(&steps, TraceOutcome::New),
             Timestamp::from_millis(1_000_000),
@@ -342,8 +348,10 @@ mod tests {
             (TraceEvent::Discarded, TraceOutcome::Discarded, ENDED),
             (TraceEvent::Released, TraceOutcome::Unknown, UNKNOWN),
         ] {
-            let life = timeline(&trace(&[(event, 0)], outcome), Timestamp::from_millis(1)).unwrap();
-            assert_eq!(life.spans[0].phase, expected, "{event:?}");
+            // The clock of the step before was ahead.
+            let steps = [(TraceEvent::Released, 50), (event, 0)];
+            let life = timeline(&trace(&steps, outcome), Timestamp::from_millis(1_000)).unwrap();
+            assert_eq!(life.spans.last().unwrap().phase, expected, "{event:?}");
         }
     }
 
