@@ -191,9 +191,14 @@ impl fmt::Display for Escaped<'_> {
 
 /// A bar chart of counts, the oldest first, as an image with a text for who does not see it.
 pub(crate) fn bars(counts: &[u64], class: &str, label: impl AsRef<str>) -> Safe<String> {
+    bars_up_to(counts.iter().copied().max().unwrap_or(0), counts, class, label)
+}
+
+/// The same, with a height of its own for this count, so that charts can be compared.
+pub(crate) fn bars_up_to(most: u64, counts: &[u64], class: &str, label: impl AsRef<str>) -> Safe<String> {
     const HEIGHT: u64 = 28;
     const STEP: usize = 5;
-    let most = counts.iter().copied().max().unwrap_or(0).max(1);
+    let most = most.max(1);
     let width = counts.len() * STEP;
     let mut svg = format!(
         "<svg class=\"bars {class}\" viewBox=\"0 0 {width} {HEIGHT}\" preserveAspectRatio=\"none\" role=\"img\" aria-label=\"{}\">",

@@ -214,6 +214,7 @@ fn forms_act_once() {
     );
     let paused = Form::open(console, &pause).fill("reason", "INC-17").send();
     shows(&paused, "paused</span> by");
+    shows("/due?waiting=1", "wait until it is resumed.");
     let entries = shows("/audit?action=control.pause", "pipeline/docs");
     assert_eq!(entries.matches("INC-17").count(), 1, "{entries}");
     let stale = Form::open(console, &pause)
@@ -221,7 +222,12 @@ fn forms_act_once() {
         .fill("revision", "0");
     assert!(stale.refused(409).contains("Changed meanwhile"));
 
-    // A job is scheduled and cancelled.
+    // A job is scheduled and cancelled. The forecast applies the rate of its application.
+    Form::open(console, "/act/control?name=app%2Fdocs&verb=rate")
+        .fill("rate", "0.001")
+        .fill("reason", "INC-17")
+        .send();
+    shows("/due", "At 0.001/s, these ");
     let job = Form::open(console, "/act/job?verb=schedule&app=docs")
         .fill("due", "1h")
         .send();
@@ -273,9 +279,10 @@ fn pages_and_their_commands_work() {
             "http.422",
         ),
         (&group, "Newest dead letters"),
+        (&format!("{group}?common=1"), "key begins with"),
         ("/letters?filter=error_class%20%3D%20%22permanent%22", "docs-dlq/"),
         (&letter, "Trace the record"),
-        (&format!("{letter}?life=1"), "became a dead letter"),
+        (&format!("{letter}?life=1"), "class=\"timeline\""),
         ("/redrives", "No redrive was planned yet"),
         ("/waiting?scan=counts&pipeline=docs", "30s"),
         ("/waiting?scan=records&place=30s&code=http.500", "docs-retry-30s/"),
@@ -286,6 +293,13 @@ fn pages_and_their_commands_work() {
         ("/audit?action=dead-letters.*&since=1h", "dead-letters.get"),
     ] {
         check(console, config, page, shown);
+    }
+    for (text, page) in [
+        ("doc", "/pipelines/docs"),
+        ("HTTP.422", &group),
+        ("docs-dlq/0/0", "/letters/docs-dlq/0/0"),
+    ] {
+        link(console, &format!("/find?q={}", text.replace('/', "%2F")), page);
     }
     for (page, status) in [
         ("/groups/0000000000000000", 404),
