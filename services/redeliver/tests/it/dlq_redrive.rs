@@ -240,10 +240,10 @@ fn edits_and_imports_redrive_once() {
 fn redriven_record_gets_new_max_age() {
     let works = Arc::new(AtomicBool::new(false));
     let endpoint_works = works.clone();
-    let max_age = Duration::from_secs(5);
+    let max_age = Duration::from_secs(20);
     let cli = Cli::of(
         PipeBuilder::new("dlq-age")
-            .pipeline("max_age", "5s")
+            .pipeline("max_age", "20s")
             .tiers(&[500]),
         {
             // Once it works, the first call of each record fails for a while.
