@@ -211,6 +211,7 @@ impl World {
         let (group, letter) = (self.group(), self.letter());
         let id = || json!({ "id": letter["id"] });
         vec![
+            ("AccessService.GetAccess", json!({})),
             ("AuditService.ListAuditEntries", json!({})),
             ("ControlService.GetControl", json!({ "name": self.pipeline() })),
             ("ControlService.ListControls", json!({})),

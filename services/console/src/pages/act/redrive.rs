@@ -5,9 +5,11 @@ use redeliver_client::messages::{
     ChangeRedriveRequest, GetRedriveRequest, Redrive, RedriveCount, RedriveKind, RedriveState,
     SetRedriveRateRequest,
 };
+use redeliver_runtime::config::Verb as ScopeVerb;
 use serde::Deserialize;
 
 use super::{Act, Fact, Sheet, accept_repeated, by, count, fact, plan, seen, shown};
+use crate::access::Need;
 use crate::backend::Backend;
 use crate::command::Command;
 use crate::form::{Field, Fields, parsed};
@@ -37,14 +39,34 @@ impl Verb {
     }
 }
 
+/// Stands for a topic that the viewer may not see.
+const HIDDEN: &str = "<hidden>";
+
 pub(crate) fn link(id: &str, verb: Verb) -> String {
     address("/act/redrive", &[("id", id), ("verb", verb.name())])
+}
+
+/// What each change of a job needs, and a job for the rest of it, as far as the viewer may know its topics.
+pub(super) fn needs(job: &Redrive) -> Vec<Need> {
+    let topics = job.sources.iter().chain(&job.destinations);
+    let topics = topics.map(|of| of.topic.as_str());
+    Need::operate(topics.filter(|topic| *topic != HIDDEN))
+}
+
+/// What this change of a job needs. An edit is written only for those who may edit.
+fn needs_to(verb: Verb, job: &Redrive) -> Vec<Need> {
+    let mut needs = needs(job);
+    if !job.edited.is_empty() && matches!(verb, Verb::Start | Verb::Resume) {
+        let sources = job.sources.iter().map(|of| of.topic.as_str());
+        needs.extend(sources.map(|topic| Need::dead_letters(ScopeVerb::Edit, topic)));
+    }
+    needs
 }
 
 /// What can be done with a job now.
 pub(crate) fn buttons(job: &Redrive) -> Vec<Button> {
     use RedriveState::{Paused, Planned, Running};
-    let button = |label: &str, verb| Button::new(label, link(&job.id, verb));
+    let button = |label: &str, verb| Button::new(label, link(&job.id, verb)).needs(needs_to(verb, job));
     match job.state() {
         Planned => vec![
             button("Start", Verb::Start).next(),
@@ -69,7 +91,7 @@ pub(crate) fn buttons(job: &Redrive) -> Vec<Button> {
                 RedriveKind::Restore => plan::Kind::Restore,
                 RedriveKind::Redrive | RedriveKind::Unspecified => plan::Kind::Redrive,
             };
-            vec![Button::new(label, plan::link(kind, "retry_of", &job.id))]
+            vec![Button::new(label, plan::link(kind, "retry_of", &job.id)).needs(needs(job))]
         }
         _ => Vec::new(),
     }
@@ -163,7 +185,13 @@ impl Act for Change {
             facts,
             warnings: job.warnings.clone(),
             fields,
-            ..Sheet::new(title, button, command, segment("/redrives", &job.id))
+            ..Sheet::new(
+                needs_to(self.verb, &job),
+                title,
+                button,
+                command,
+                segment("/redrives", &job.id),
+            )
         })
     }
 

@@ -436,6 +436,7 @@ async fn no_method_answers_what_is_masked() {
         ..v1::RedriveEdit::default()
     };
     let calls = [
+        ("AccessService/GetAccess", Vec::new()),
         (
             "AuditService/ListAuditEntries",
             v1::ListAuditEntriesRequest::default().encode_to_vec(),
