@@ -73,6 +73,8 @@ struct Sheet {
     warnings: Vec<String>,
     /// What differs, as a unified diff, with the name of the part.
     diffs: Vec<(&'static str, String)>,
+    /// What would be written.
+    samples: Vec<Sample>,
     fields: Vec<Field>,
     /// Name and label of the second button, which changes nothing.
     preview: Option<&'static str>,
@@ -104,6 +106,7 @@ impl Sheet {
             facts: Vec::new(),
             warnings: Vec::new(),
             diffs: Vec::new(),
+            samples: Vec::new(),
             fields: Vec::new(),
             preview: None,
             needs,
@@ -112,6 +115,15 @@ impl Sheet {
             back,
         }
     }
+}
+
+/// What becomes of a dead letter.
+struct Sample {
+    title: String,
+    /// Name, change, and the values before and after.
+    headers: Vec<(String, String, Safe<String>, Safe<String>)>,
+    /// What is not shown.
+    note: &'static str,
 }
 
 #[derive(Template)]

@@ -222,6 +222,7 @@ impl World {
             ("DeadLetterService.ListGroups", json!({})),
             ("DeadLetterService.ReadPayload", id()),
             ("RedriveService.GetRedrive", json!({ "id": job })),
+            ("RedriveService.GetRedrivePreview", json!({ "id": job })),
             ("RedriveService.ListRedriveItems", json!({ "id": job })),
             ("RedriveService.ListRedrives", json!({})),
             ("WaitingService.GetWaitingStats", json!({})),

@@ -199,6 +199,13 @@ fn forms_act_once() {
     assert_eq!(plan.send_from("cross-site").status, 403);
     let start = plan.send();
     assert!(start.starts_with("/act/redrive?id="), "{start}");
+    for (header, change) in [
+        ("redrive-id", "added"),
+        ("error-code", "removed"),
+        ("pipeline", "kept"),
+    ] {
+        shows(&start, &format!(">{header}</td><td>{change}</td>"));
+    }
     let redrive = Form::open(console, &start).send();
     shows(&redrive, "INC-17 &#38; &#60;b&#62;");
     let (_, redrives) = http::get(console, "/redrives").unwrap();

@@ -1,14 +1,15 @@
 //! Starts, pauses, resumes and cancels a redrive, and changes its rate.
 
+use askama::filters::Safe;
 use redeliver_client::convert::from_duration;
 use redeliver_client::messages::{
-    ChangeRedriveRequest, GetRedriveRequest, Redrive, RedriveCount, RedriveKind, RedriveState,
-    SetRedriveRateRequest,
+    ChangeRedriveRequest, GetRedriveRequest, HeaderChangeKind, HeaderValue, Redrive, RedriveCount,
+    RedriveKind, RedriveOutcome, RedriveSample, RedriveState, SetRedriveRateRequest,
 };
 use redeliver_runtime::config::Verb as ScopeVerb;
 use serde::Deserialize;
 
-use super::{Act, Fact, Sheet, accept_repeated, by, count, fact, plan, seen, shown};
+use super::{Act, Fact, Sample, Sheet, accept_repeated, by, count, fact, plan, seen, shown};
 use crate::access::Need;
 use crate::backend::Backend;
 use crate::command::Command;
@@ -114,6 +115,16 @@ impl Change {
         Ok(backend.redrives().get(request).await?)
     }
 
+    /// What a planned redrive would write.
+    async fn samples(&self, backend: &Backend, job: &Redrive) -> Part<Vec<Sample>> {
+        if self.verb != Verb::Start || job.kind() != RedriveKind::Redrive {
+            return Ok(Vec::new());
+        }
+        let request = GetRedriveRequest { id: self.id.clone() };
+        let preview = backend.redrives().preview(request).await?;
+        Ok(preview.samples.into_iter().map(sample).collect())
+    }
+
     fn rate(&self) -> Part<u32> {
         let rate = parsed(
             "rate",
@@ -145,7 +156,11 @@ impl Act for Change {
     async fn sheet(&self, backend: &Backend, frame: &Frame) -> Part<Sheet> {
         let job = self.job(backend).await?;
         let revision = shown(&self.revision, job.revision);
-        let facts = described(&job, frame);
+        let mut facts = described(&job, frame);
+        let samples = self.samples(backend, &job).await.unwrap_or_else(|problem| {
+            facts.push(fact("Samples", format!("not known: {}", problem.detail)));
+            Vec::new()
+        });
         let kind = job.kind().name().unwrap_or_default();
         let pending = count(job.pending.into(), "dead letter");
         let (title, button) = match self.verb {
@@ -183,6 +198,7 @@ impl Act for Change {
         }
         Ok(Sheet {
             facts,
+            samples,
             warnings: job.warnings.clone(),
             fields,
             ..Sheet::new(
@@ -297,6 +313,43 @@ fn described(job: &Redrive, frame: &Frame) -> Vec<Fact> {
     };
     facts.push(fact("Rate", rate));
     facts
+}
+
+fn sample(sample: RedriveSample) -> Sample {
+    let RedriveSample { id, destination, .. } = &sample;
+    let title = match sample.outcome() {
+        RedriveOutcome::Done => format!("{id} → {destination}"),
+        RedriveOutcome::PayloadOmitted => format!("{id}: its payload is read at its origin"),
+        skipped => format!("{id} would be skipped: {}", skipped.name().unwrap_or_default()),
+    };
+    let note = match (sample.payload_withheld, sample.headers_truncated) {
+        (0, false) => "",
+        (0, true) => "More headers are not shown.",
+        _ => "Headers are withheld: this needs the scope dead-letters:payload.",
+    };
+    let headers = sample.headers.into_iter().map(|header| {
+        let before = values(&header.before);
+        let after = match header.kind() {
+            HeaderChangeKind::Kept => before.clone(),
+            _ => values(&header.after),
+        };
+        let change = header.kind().name().unwrap_or_default();
+        (header.name, change, Safe(before), Safe(after))
+    });
+    Sample {
+        title,
+        headers: headers.collect(),
+        note,
+    }
+}
+
+/// The values of a header, one per line.
+fn values(values: &[HeaderValue]) -> String {
+    let value = |value: &HeaderValue| {
+        let rest = if value.truncated { "…" } else { "" };
+        html::line(value.bytes.as_deref()).0 + rest
+    };
+    values.iter().map(value).collect::<Vec<_>>().join("<br>")
 }
 
 fn capital(text: &str) -> String {
