@@ -375,7 +375,8 @@ pub(super) async fn execute(
     // A repeated request can return a job that runs. Declining must not cancel that one.
     let is_asked = !args.yes && job.state() == RedriveState::Planned;
     if is_asked {
-        eprint!("{}", samples_text(&preview(client, &job).await));
+        let samples = preview(client, &job).await;
+        eprint!("{}", samples_text(&samples));
     }
     if is_asked && !is_confirmed(&job)? {
         client.cancel(as_shown(&job)).await?;

@@ -362,6 +362,7 @@ fn viewers_sign_in_and_out() {
                 ("groups-empty", "/groups"),
                 ("error-jobs", "/jobs"),
                 ("error-due", "/due"),
+                ("form-withheld", "/act/plan?kind=discard&all=1"),
                 ("audit-empty", "/audit"),
             ] {
                 browser.open(path).await;
