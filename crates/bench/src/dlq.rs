@@ -114,7 +114,7 @@ impl Letter<'_> {
 /// An inspector process.
 pub(crate) struct Inspector {
     pub(crate) process: Running,
-    listen: SocketAddr,
+    pub(crate) listen: SocketAddr,
 }
 
 impl Inspector {
@@ -321,6 +321,20 @@ pub(crate) async fn run(broker: &Broker, options: &Options, figures: &mut Figure
     Ok(())
 }
 
+/// Writes dead letters of a pipeline to topics in turn.
+pub(crate) fn fill(broker: &Broker, topics: &[String], pipeline: &str, count: usize) -> anyhow::Result<()> {
+    let filler = broker.filler()?;
+    for index in 0..count {
+        let letter = Letter {
+            topic: &topics[index % topics.len()],
+            pipeline,
+            value: VALUE,
+        };
+        filler.send(&letter.output(index, SystemClock.now())?)?;
+    }
+    filler.flush()
+}
+
 async fn index(broker: &Broker, options: &Options, figures: &mut Figures) -> anyhow::Result<()> {
     let count = options.count;
     let topics: Vec<String> = (0..TOPICS)
@@ -329,16 +343,7 @@ async fn index(broker: &Broker, options: &Options, figures: &mut Figures) -> any
     let large = broker.name("dlq-large");
     let names: Vec<&str> = topics.iter().chain([&large]).map(String::as_str).collect();
     broker.create(&names, PARTITIONS).await?;
-    let filler = broker.filler()?;
-    for index in 0..count {
-        let letter = Letter {
-            topic: &topics[index % TOPICS],
-            pipeline: "bench",
-            value: VALUE,
-        };
-        filler.send(&letter.output(index, SystemClock.now())?)?;
-    }
-    filler.flush()?;
+    fill(broker, &topics, "bench", count)?;
 
     let data = std::env::temp_dir()
         .join("redeliver-bench")

@@ -10,6 +10,7 @@
 
 mod bare;
 mod breaker;
+mod console;
 mod dlq;
 mod figures;
 mod isolation;
@@ -80,6 +81,8 @@ enum Bench {
     Scheduler(scheduler::Options),
     /// Indexing, memory, disk and queries of an inspector process
     Dlq(dlq::Options),
+    /// Pages of a console process for many viewers, next to a static page
+    Console(console::Options),
     /// Scans of waiting records by an inspector process
     Waiting(waiting::Options),
     /// The circuit breaker of an enricher process while a part of the calls fails, and after an outage
@@ -108,6 +111,7 @@ async fn main() -> anyhow::Result<()> {
         Bench::Transactions { rounds } => transactions::run(&broker, rounds, &mut figures).await?,
         Bench::Memory { count } => memory::run(&broker, count, &mut figures).await?,
         Bench::Dlq(options) => dlq::run(&broker, &options, &mut figures).await?,
+        Bench::Console(options) => console::run(&broker, &options, &mut figures).await?,
         Bench::Waiting(options) => waiting::run(&broker, &options, &mut figures).await?,
         Bench::Breaker { rounds } => breaker::run(&broker, rounds, &mut figures)?,
         Bench::Isolation(options) => isolation::run(&options, &mut figures).await?,

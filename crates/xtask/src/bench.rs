@@ -11,7 +11,7 @@ use crate::packages;
 
 #[derive(clap::Args)]
 pub(crate) struct Arguments {
-    /// relay, worker, transactions, memory, scheduler, dlq, waiting, breaker or isolation, followed by its flags, such as `--count 100000`
+    /// relay, worker, transactions, memory, scheduler, dlq, console, waiting, breaker or isolation, followed by its flags, such as `--count 100000`
     #[arg(
         required = true,
         trailing_var_arg = true,
@@ -38,6 +38,8 @@ pub(crate) fn run(arguments: &Arguments) -> Result<ExitCode> {
             "redeliver-scheduler",
             "--package",
             "redeliver-dlq-inspector",
+            "--package",
+            "redeliver-console",
         ])
         .status()
         .context("running cargo")?;

@@ -2,6 +2,7 @@
 
 mod browser;
 mod in_browser;
+mod tasks;
 
 use std::net::SocketAddr;
 use std::process::Command;

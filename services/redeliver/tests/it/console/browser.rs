@@ -1,15 +1,16 @@
 //! A real browser, driven over WebDriver: what it shows, and what is wrong with it.
 
+use std::cell::Cell;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::process::Command;
 
-use redeliver_testkit::http;
+use base64::prelude::{BASE64_STANDARD, Engine};
+use redeliver_testkit::http::{self, Method};
 use redeliver_testkit::target::target_directory;
-use redeliver_testkit::{Process, eventually_async};
+use redeliver_testkit::{Process, eventually};
 use serde_json::{Value, json};
-use thirtyfour::prelude::*;
 
 use super::{between, unescaped};
 use crate::support::DEADLINE;
@@ -87,28 +88,82 @@ pub(super) const VIEWS: [View; 4] = [
     View::new("dark-390", "dark", 390, KOLKATA),
 ];
 
+/// A session of the WebDriver protocol (<https://www.w3.org/TR/webdriver2/>), whose dozen commands need no crate: the known ones enable
+/// features of `serde_json` in every test, or bring the dependencies of a server.
+struct Driver {
+    address: SocketAddr,
+    session: String,
+}
+
+impl Driver {
+    fn start(address: SocketAddr, capabilities: &Value) -> Self {
+        let mut driver = Self {
+            address,
+            session: String::new(),
+        };
+        let started = driver.post("", capabilities);
+        driver.session = format!("/{}", started["sessionId"].as_str().unwrap());
+        driver
+    }
+
+    fn exchange(&self, method: Method, command: &str, parameters: &Value) -> Result<Value, String> {
+        let path = format!("/session{}{command}", self.session);
+        let answer = http::exchange(method, self.address, &path, &[], parameters.to_string()).unwrap();
+        let mut body: Value = serde_json::from_str(&answer.body).unwrap();
+        match answer.status {
+            200 => Ok(body["value"].take()),
+            _ => Err(format!("{command}: {body}")),
+        }
+    }
+
+    fn get(&self, command: &str) -> Value {
+        self.exchange(Method::GET, command, &json!({})).unwrap()
+    }
+
+    fn post(&self, command: &str, parameters: &Value) -> Value {
+        self.exchange(Method::POST, command, parameters).unwrap()
+    }
+}
+
+impl Drop for Driver {
+    fn drop(&mut self) {
+        // Chromium outlives its driver. A test that fails because of the driver says so already.
+        let path = format!("/session{}", self.session);
+        drop(http::exchange(
+            Method::DELETE,
+            self.address,
+            &path,
+            &[],
+            String::new(),
+        ));
+    }
+}
+
 pub(super) struct Browser {
-    driver: WebDriver,
+    driver: Driver,
     origin: String,
     screenshots: PathBuf,
     view: View,
     /// What is wrong, of all pages: whoever repairs one wants to see the others.
     pub(super) faults: Vec<String>,
+    /// Clicks, and fields that were filled.
+    taken: Cell<(u32, u32)>,
     // Dropped after the session.
     _chromedriver: Process,
 }
 
 impl Browser {
-    pub(super) async fn start(console: SocketAddr) -> Self {
+    pub(super) fn start(console: SocketAddr) -> Self {
         let mut command = Command::new("chromedriver");
         command.arg("--port=0");
         let mut chromedriver = Process::spawn(command).unwrap_or_else(|error| {
             panic!("{error:#}: install the Debian packages chromium and chromium-driver")
         });
         let output = chromedriver.wait_for_output("started successfully on port", DEADLINE);
-        let port = between(&output, "started successfully on port ", ".");
-        let mut chromium = DesiredCapabilities::chrome();
-        for argument in [
+        let port: u16 = between(&output, "started successfully on port ", ".")
+            .parse()
+            .unwrap();
+        let arguments = [
             "--headless=new",
             // For root, as in containers.
             "--no-sandbox",
@@ -118,171 +173,204 @@ impl Browser {
             "--force-color-profile=srgb",
             "--hide-scrollbars",
             "--lang=en",
-        ] {
-            chromium.add_arg(argument).unwrap();
-        }
-        chromium
-            .set_browser_log_level(thirtyfour::LoggingPrefsLogLevel::Warning)
-            .unwrap();
-        let driver = WebDriver::builder(format!("http://127.0.0.1:{port}"), chromium).client(http::client());
+        ];
+        let capabilities = json!({ "capabilities": { "alwaysMatch": {
+            "browserName": "chrome",
+            "goog:chromeOptions": { "args": arguments },
+            "goog:loggingPrefs": { "browser": "WARNING" },
+        } } });
         let screenshots = std::env::var_os("REDELIVER_SCREENSHOTS").map(PathBuf::from);
         let screenshots =
             screenshots.unwrap_or_else(|| target_directory().unwrap().join("console-screenshots"));
         std::fs::create_dir_all(&screenshots).unwrap();
         let mut browser = Self {
-            driver: driver.await.unwrap(),
+            driver: Driver::start(([127, 0, 0, 1], port).into(), &capabilities),
             origin: format!("http://{console}"),
             screenshots,
             view: WIDE,
             faults: Vec::new(),
+            taken: Cell::default(),
             _chromedriver: chromedriver,
         };
-        browser.look_as(WIDE).await;
+        browser.look_as(WIDE);
         browser
     }
 
-    async fn tell(&self, command: &str, parameters: Value) -> Value {
-        self.driver.cdp().send_raw(command, parameters).await.unwrap()
+    fn tell(&self, command: &str, parameters: &Value) -> Value {
+        let parameters = json!({ "cmd": command, "params": parameters });
+        self.driver.post("/goog/cdp/execute", &parameters)
     }
 
-    async fn resize(&self, height: u64) {
+    fn resize(&self, height: u64) {
         let size =
             json!({ "width": self.view.width, "height": height, "deviceScaleFactor": 1, "mobile": false });
-        self.tell("Emulation.setDeviceMetricsOverride", size).await;
+        self.tell("Emulation.setDeviceMetricsOverride", &size);
     }
 
     /// From the next page on.
-    pub(super) async fn look_as(&mut self, view: View) {
+    pub(super) fn look_as(&mut self, view: View) {
         self.view = view;
-        self.resize(900).await;
+        self.resize(900);
         let scheme = json!([{ "name": "prefers-color-scheme", "value": view.scheme }]);
-        self.tell("Emulation.setEmulatedMedia", json!({ "features": scheme }))
-            .await;
+        self.tell("Emulation.setEmulatedMedia", &json!({ "features": scheme }));
         self.tell(
             "Emulation.setTimezoneOverride",
-            json!({ "timezoneId": view.zone.0 }),
-        )
-        .await;
+            &json!({ "timezoneId": view.zone.0 }),
+        );
         let without = json!({ "value": !view.scripts });
-        self.tell("Emulation.setScriptExecutionDisabled", without).await;
+        self.tell("Emulation.setScriptExecutionDisabled", &without);
     }
 
-    pub(super) async fn open(&self, path: &str) {
-        self.driver.goto(format!("{}{path}", self.origin)).await.unwrap();
+    pub(super) fn open(&self, path: &str) {
+        let url = format!("{}{path}", self.origin);
+        self.driver.post("/url", &json!({ "url": url }));
     }
 
-    pub(super) async fn path(&self) -> String {
-        let url = self.driver.current_url().await.unwrap();
-        url.path().to_owned()
+    pub(super) fn path(&self) -> String {
+        let url = self.driver.get("/url");
+        let path = url.as_str().unwrap().strip_prefix(&self.origin).unwrap();
+        path.split('?').next().unwrap().to_owned()
     }
 
-    async fn find(&self, by: By) -> WebElement {
-        self.driver.query(by).first().await.unwrap()
+    /// The path of the commands of an element, once there is one.
+    fn find(&self, using: &str, value: &str) -> String {
+        let element = eventually(value, DEADLINE, || {
+            let by = json!({ "using": using, "value": value });
+            self.driver.exchange(Method::POST, "/element", &by)
+        });
+        let id = element.as_object().unwrap().values().next().unwrap();
+        format!("/element/{}", id.as_str().unwrap())
+    }
+
+    fn click_on(&self, element: &str) {
+        self.driver.post(&format!("{element}/click"), &json!({}));
+        let (clicks, fields) = self.taken.get();
+        self.taken.set((clicks + 1, fields));
     }
 
     /// Clicks the first element, once there is one.
-    pub(super) async fn click(&self, css: &str) {
-        self.find(By::Css(css)).await.click().await.unwrap();
+    pub(super) fn click(&self, css: &str) {
+        self.click_on(&self.find("css selector", css));
     }
 
-    pub(super) async fn follow(&self, text: &str) {
-        self.find(By::LinkText(text)).await.click().await.unwrap();
+    pub(super) fn follow(&self, text: &str) {
+        self.click_on(&self.find("link text", text));
     }
 
-    pub(super) async fn fill(&self, name: &str, text: &str) {
-        let field = self.find(By::Name(name)).await;
-        field.clear().await.unwrap();
-        field.send_keys(text).await.unwrap();
-    }
-
-    /// Types without a field in mind.
-    pub(super) async fn press(&self, keys: &str) {
+    pub(super) fn fill(&self, name: &str, text: &str) {
+        let field = self.find("css selector", &format!("[name=\"{name}\"]"));
+        self.driver.post(&format!("{field}/clear"), &json!({}));
         self.driver
-            .action_chain()
-            .send_keys(keys)
-            .perform()
-            .await
-            .unwrap();
+            .post(&format!("{field}/value"), &json!({ "text": text }));
+        let (clicks, fields) = self.taken.get();
+        self.taken.set((clicks, fields + 1));
     }
 
-    pub(super) async fn focused(&self) -> String {
+    /// How many clicks and filled fields there were since the last call.
+    pub(super) fn taken(&self) -> (u32, u32) {
+        self.taken.take()
+    }
+
+    /// Types without a field in mind. Control stays down.
+    pub(super) fn press(&self, keys: &str) {
+        let mut strokes = Vec::new();
+        for key in keys.chars() {
+            strokes.push(json!({ "type": "keyDown", "value": key }));
+            if key != '\u{e009}' {
+                strokes.push(json!({ "type": "keyUp", "value": key }));
+            }
+        }
+        let keyboard = json!({ "type": "key", "id": "keyboard", "actions": strokes });
+        self.driver.post("/actions", &json!({ "actions": [keyboard] }));
+        let release = self.driver.exchange(Method::DELETE, "/actions", &json!({}));
+        release.unwrap();
+    }
+
+    /// Waits until a script returns true.
+    pub(super) fn holds(&self, script: &str) {
+        eventually(script, DEADLINE, || match self.run(script) {
+            Value::Bool(true) => Ok(()),
+            other => Err(other),
+        });
+    }
+
+    pub(super) fn focused(&self) -> String {
         let script = "return document.activeElement.id || document.activeElement.localName";
-        self.run(script).await.as_str().unwrap().to_owned()
+        self.run(script).as_str().unwrap().to_owned()
     }
 
     /// Waits until the page shows a text: by itself if it is live and has scripts, otherwise it is read again.
-    pub(super) async fn shows(&self, text: &str) {
-        eventually_async(text, DEADLINE, async || {
-            let source = self.driver.source().await.unwrap();
+    pub(super) fn shows(&self, text: &str) {
+        eventually(text, DEADLINE, || {
+            let source = self.driver.get("/source").as_str().unwrap().to_owned();
             if source.contains(text) {
                 return Ok(());
             }
             if !self.view.scripts || !source.contains(" data-live>") {
-                self.driver.refresh().await.unwrap();
+                self.driver.post("/refresh", &json!({}));
             }
             Err(source)
-        })
-        .await;
+        });
     }
 
-    pub(super) async fn run(&self, script: &str) -> Value {
-        self.driver.execute(script, []).await.unwrap().json().clone()
+    pub(super) fn run(&self, script: &str) -> Value {
+        let parameters = json!({ "script": script, "args": [] });
+        self.driver.post("/execute/sync", &parameters)
     }
 
     /// Takes a screenshot of the page, and looks for what is wrong with it.
-    pub(super) async fn inspect(&mut self, page: &str) {
+    pub(super) fn inspect(&mut self, page: &str) {
         let View {
             name, zone, width, ..
         } = self.view;
         let mut faults = Vec::new();
-        for entry in self.driver.browser_log().await.unwrap() {
+        let log = self.driver.post("/se/log", &json!({ "type": "browser" }));
+        for entry in log.as_array().unwrap() {
+            let message = entry["message"].as_str().unwrap();
             // Chromium also reports that a page has the status of an error.
-            let is_status =
-                entry.message.contains("Failed to load resource") && !entry.message.contains("/static/");
-            faults.extend((!is_status).then_some(entry.message));
+            let is_status = message.contains("Failed to load resource") && !message.contains("/static/");
+            faults.extend((!is_status).then(|| message.to_owned()));
         }
         let script = "return [document.documentElement.scrollWidth, document.documentElement.scrollHeight]";
-        let size = self.run(script).await;
+        let size = self.run(script);
         if size[0].as_u64() > Some(width.into()) {
             faults.push(format!("scrolls sideways: {}", size[0]));
         }
         if self.view.scripts {
-            match self.run(ZONE).await.as_f64() {
+            match self.run(ZONE).as_f64() {
                 Some(shown) if shown != f64::from(i32::try_from(zone.1).unwrap()) => {
                     faults.push(format!("is {shown} minutes ahead of UTC, not {}", zone.1));
                 }
                 _ => {}
             }
-            self.run(AXE).await;
-            let found = self.driver.execute_async(RUN_AXE, []).await.unwrap();
-            let found: Vec<String> = found.convert().unwrap();
+            self.run(AXE);
+            let parameters = json!({ "script": RUN_AXE, "args": [] });
+            let found = self.driver.post("/execute/async", &parameters);
+            let found: Vec<String> = serde_json::from_value(found).unwrap();
             faults.extend(found);
         }
-        self.resize(size[1].as_u64().unwrap().clamp(500, 5000)).await;
-        let shot = self
-            .tell("Page.captureScreenshot", json!({ "format": "png" }))
-            .await;
-        self.resize(900).await;
-        let png = thirtyfour::support::base64_decode(shot["data"].as_str().unwrap()).unwrap();
+        self.resize(size[1].as_u64().unwrap().clamp(500, 5000));
+        let shot = self.tell("Page.captureScreenshot", &json!({ "format": "png" }));
+        self.resize(900);
+        let png = BASE64_STANDARD.decode(shot["data"].as_str().unwrap()).unwrap();
         std::fs::write(self.screenshots.join(format!("{page}.{name}.png")), png).unwrap();
         self.faults
             .extend(faults.into_iter().map(|fault| format!("{page} {name}: {fault}")));
     }
 
     /// The Tab key reaches everything once, in the order in which it is read.
-    pub(super) async fn inspect_focus(&mut self, page: &str) {
-        let count = self.run(WATCH_FOCUS).await.as_u64().unwrap();
+    pub(super) fn inspect_focus(&mut self, page: &str) {
+        let count = self.run(WATCH_FOCUS).as_u64().unwrap();
         // Some more, because what scrolls is reached too.
         let tabs = usize::try_from(count).unwrap() + 20;
-        self.press(&"\u{e004}".repeat(tabs)).await;
-        let found: Vec<String> = serde_json::from_value(self.run(FOCUS_FAULTS).await).unwrap();
+        self.press(&"\u{e004}".repeat(tabs));
+        let found: Vec<String> = serde_json::from_value(self.run(FOCUS_FAULTS)).unwrap();
         self.faults
             .extend(found.into_iter().map(|fault| format!("{page}: {fault}")));
     }
 
-    pub(super) async fn finish(self) {
+    pub(super) fn finish(self) {
         assert!(self.faults.is_empty(), "{}", self.faults.join("\n"));
-        self.driver.quit().await.unwrap();
     }
 }
 

@@ -62,15 +62,19 @@ async fn write_hostile_letters(greeting: &str) {
     }
 }
 
+/// Runs a command of `redeliver` beside the demonstration.
+#[track_caller]
+pub(super) fn command(greeting: &str, arguments: &[&str]) {
+    let mut command = binary("redeliver");
+    let config = between(greeting, "export REDELIVER_CONFIG=", "\n");
+    command.env("REDELIVER_CONFIG", config).args(arguments);
+    let printed = run(command);
+    assert_eq!(printed.code, Some(0), "{arguments:?} {printed:?}");
+}
+
 /// Something of each kind, in each state that has other buttons.
 fn prepare(console: SocketAddr, greeting: &str) {
-    let cli = |arguments: &[&str]| {
-        let mut command = binary("redeliver");
-        let config = between(greeting, "export REDELIVER_CONFIG=", "\n");
-        command.env("REDELIVER_CONFIG", config).args(arguments);
-        let printed = run(command);
-        assert_eq!(printed.code, Some(0), "{arguments:?} {printed:?}");
-    };
+    let cli = |arguments: &[&str]| command(greeting, arguments);
     let letter = |filter: &str| {
         link(
             console,
@@ -193,49 +197,77 @@ fn pages_are_sound_in_every_view() {
     ] {
         pages.insert(name.to_owned(), path);
     }
-    block_on(async {
-        let mut browser = Browser::start(console).await;
-        for view in VIEWS {
-            browser.look_as(view).await;
-            for (name, path) in &pages {
-                browser.open(path).await;
-                browser.inspect(name).await;
-                if view.name == WIDE.name || view.name == NARROW.name {
-                    browser.open(path).await;
-                    browser.inspect_focus(name).await;
-                }
+    let mut browser = Browser::start(console);
+    for view in VIEWS {
+        browser.look_as(view);
+        for (name, path) in &pages {
+            browser.open(path);
+            browser.inspect(name);
+            if view.name == WIDE.name || view.name == NARROW.name {
+                browser.open(path);
+                browser.inspect_focus(name);
             }
         }
-        browser.finish().await;
-    });
+    }
+    browser.finish();
 }
 
 #[test]
 #[ignore = "long"]
 fn keys_do_what_help_says() {
     let (_demo, console, _) = demo();
-    block_on(async {
-        let mut browser = Browser::start(console).await;
-        browser.open("/groups").await;
-        browser.press("/").await;
-        assert_eq!(browser.focused().await, "filter");
-        // In a field, a key is a character.
-        browser.press("?\u{e00c}").await;
-        assert_eq!(browser.focused().await, "body");
-        browser.press("?").await;
-        let is_open = "return document.getElementById('keys').open";
-        assert_eq!(browser.run(is_open).await, true);
-        browser.inspect("keys").await;
-        browser.press("\u{e00c}").await;
-        assert_eq!(browser.run(is_open).await, false);
-        browser.press("gj").await;
-        browser.shows("Schedule a job").await;
-        assert_eq!(browser.path().await, "/jobs");
-        // The first stop leads to the content.
-        browser.press("\u{e004}\u{e007}\u{e004}").await;
-        assert_eq!(browser.focused().await, "filter");
-        browser.finish().await;
-    });
+    let mut browser = Browser::start(console);
+    browser.open("/groups");
+    browser.press("/");
+    assert_eq!(browser.focused(), "filter");
+    // In a field, a key is a character.
+    browser.press("?\u{e00c}");
+    assert_eq!(browser.focused(), "body");
+    browser.press("?");
+    let is_open = "return document.getElementById('keys').open";
+    assert_eq!(browser.run(is_open), true);
+    browser.inspect("keys");
+    browser.press("\u{e00c}");
+    assert_eq!(browser.run(is_open), false);
+    browser.press("gj");
+    browser.shows("Schedule a job");
+    assert_eq!(browser.path(), "/jobs");
+    // The first stop leads to the content.
+    browser.press("\u{e004}\u{e007}\u{e004}");
+    assert_eq!(browser.focused(), "filter");
+    browser.finish();
+}
+
+#[test]
+#[ignore = "long"]
+fn palette_leads_to_pages_and_filters() {
+    let (_demo, console, _) = demo();
+    let mut browser = Browser::start(console);
+    let palette = |text: &str| {
+        browser.press("\u{e009}k");
+        browser.press(text);
+        browser.holds(&format!("return shown === '{text}'"));
+    };
+    browser.open("/");
+    palette("docs");
+    browser.press("\u{e007}");
+    browser.holds("return location.pathname !== '/'");
+    assert_eq!(browser.path(), "/pipelines/docs");
+
+    let filter = "/groups?filter=error_code%20%3D%20%22http.422%22";
+    browser.open(filter);
+    browser.click("[data-saved] button");
+    browser.shows("Forget error_code");
+    browser.open("/jobs");
+    palette("http.422");
+    browser.inspect("palette");
+    browser.click("#palette a[href^=\"/groups?filter\"]");
+    browser.shows("Forget error_code");
+    browser.click("[data-saved] button");
+    browser.shows("Save this filter");
+    let kept = browser.run("return localStorage.getItem('saved')");
+    assert_eq!(kept, "[]");
+    browser.finish();
 }
 
 #[test]
@@ -247,84 +279,78 @@ fn people_act_with_and_without_scripts() {
         "/groups?filter=error_code%20%3D%20%22http.422%22",
         "/groups/",
     );
-    block_on(async {
-        let mut browser = Browser::start(console).await;
-        for view in [WIDE, NARROW.without_scripts()] {
-            browser.look_as(view).await;
-            act(&mut browser).await;
-        }
-        browser.finish().await;
-    });
+    let mut browser = Browser::start(console);
+    for view in [WIDE, NARROW.without_scripts()] {
+        browser.look_as(view);
+        act(&mut browser);
+    }
+    browser.finish();
 }
 
-const SEND: &str = "form.act button.next";
-const BUTTON: &str = ".actions .next";
+pub(super) const SEND: &str = "form.act button.next";
+pub(super) const BUTTON: &str = ".actions .next";
 
-async fn act(browser: &mut Browser) {
+fn act(browser: &mut Browser) {
     // Redrive a group: plan, look, start, watch.
-    browser
-        .open("/groups?filter=error_code%20%3D%20%22http.422%22")
-        .await;
-    browser.click(".list tbody a").await;
-    browser.click(BUTTON).await;
-    browser.fill("rate", "fast").await;
-    browser.click(SEND).await;
-    browser.shows("`rate` must be").await;
-    browser.inspect("error-rate").await;
-    browser.fill("rate", "50").await;
-    browser.fill("reason", "INC-17").await;
-    browser.fill("observe", "1s").await;
-    browser.click(SEND).await;
-    browser.shows("Start the redrive").await;
-    browser.inspect("form-start").await;
-    browser.click(SEND).await;
-    browser.shows(">succeeded</span>").await;
-    browser.inspect("redrive-done").await;
+    browser.open("/groups?filter=error_code%20%3D%20%22http.422%22");
+    browser.click(".list tbody a");
+    browser.click(BUTTON);
+    browser.fill("rate", "fast");
+    browser.click(SEND);
+    browser.shows("`rate` must be");
+    browser.inspect("error-rate");
+    browser.fill("rate", "50");
+    browser.fill("reason", "INC-17");
+    browser.fill("observe", "1s");
+    browser.click(SEND);
+    browser.shows("Start the redrive");
+    browser.inspect("form-start");
+    browser.click(SEND);
+    browser.shows(">succeeded</span>");
+    browser.inspect("redrive-done");
 
     // Edit a dead letter, with a look at what differs.
-    browser
-        .open(&format!(
-            "/letters?filter={OPEN}error_code%20%3D%20%22http.422%22"
-        ))
-        .await;
-    browser.click(".list tbody a").await;
-    browser.follow("Edit and redrive").await;
-    browser.fill("value", "{\"number\": 1}").await;
-    browser.click("button[name=preview]").await;
-    browser.shows("<ins>").await;
-    browser.inspect("form-diff").await;
-    browser.click(SEND).await;
-    browser.shows("edited: value").await;
-    browser.click(SEND).await;
-    browser.shows(">done</span>").await;
+    browser.open(&format!(
+        "/letters?filter={OPEN}error_code%20%3D%20%22http.422%22"
+    ));
+    browser.click(".list tbody a");
+    browser.follow("Edit and redrive");
+    browser.fill("value", "{\"number\": 1}");
+    browser.click("button[name=preview]");
+    browser.shows("<ins>");
+    browser.inspect("form-diff");
+    browser.click(SEND);
+    browser.shows("edited: value");
+    browser.click(SEND);
+    browser.shows(">done</span>");
 
     // Pause a pipeline, and resume it.
-    browser.open("/pipelines/docs").await;
-    browser.follow("Pause").await;
-    browser.fill("reason", "INC-17").await;
-    browser.click(SEND).await;
-    browser.shows("paused</span> by").await;
-    browser.inspect("pipeline-paused").await;
-    browser.open("/").await;
-    browser.shows(">paused</span>").await;
-    browser.inspect("now-paused").await;
-    browser.open("/pipelines/docs").await;
-    browser.click(BUTTON).await;
-    browser.fill("reason", "over").await;
-    browser.click(SEND).await;
-    browser.shows("running</span>").await;
+    browser.open("/pipelines/docs");
+    browser.follow("Pause");
+    browser.fill("reason", "INC-17");
+    browser.click(SEND);
+    browser.shows("paused</span> by");
+    browser.inspect("pipeline-paused");
+    browser.open("/");
+    browser.shows(">paused</span>");
+    browser.inspect("now-paused");
+    browser.open("/pipelines/docs");
+    browser.click(BUTTON);
+    browser.fill("reason", "over");
+    browser.click(SEND);
+    browser.shows("running</span>");
 
     // Schedule a job, and cancel it.
-    browser.open("/jobs?app=docs").await;
-    browser.follow("Schedule a job").await;
-    browser.fill("due", "1h").await;
-    browser.fill("data", "{\"number\": 2}").await;
-    browser.click(SEND).await;
-    browser.shows(">scheduled</span>").await;
-    browser.follow("Cancel").await;
-    browser.fill("reason", "paid").await;
-    browser.click(SEND).await;
-    browser.shows(">cancelled</span>").await;
+    browser.open("/jobs?app=docs");
+    browser.follow("Schedule a job");
+    browser.fill("due", "1h");
+    browser.fill("data", "{\"number\": 2}");
+    browser.click(SEND);
+    browser.shows(">scheduled</span>");
+    browser.follow("Cancel");
+    browser.fill("reason", "paid");
+    browser.click(SEND);
+    browser.shows(">cancelled</span>");
 }
 
 #[test]
@@ -341,39 +367,37 @@ fn viewers_sign_in_and_out() {
     let pipelines: Vec<String> = pipelines.collect();
     let tokens = [("reader", "dead-letters:read"), ("other", "jobs:read")];
     let system = SignIn::start(&tokens, &pipelines);
-    block_on(async {
-        let mut browser = Browser::start(system.address).await;
-        for view in VIEWS.into_iter().chain([NARROW.without_scripts()]) {
-            browser.look_as(view).await;
-            browser.open("/letters?filter=state%20%3D%20OPEN").await;
-            browser.shows("name=\"token\"").await;
-            browser.inspect("sign-in").await;
-            browser.fill("token", "guessed").await;
-            browser.click(".next").await;
-            browser.shows("The token is refused").await;
-            browser.inspect("error-sign-in").await;
-            browser.fill("token", "reader").await;
-            browser.click(".next").await;
-            browser.shows("No dead letter").await;
-            assert_eq!(browser.path().await, "/letters");
-            browser.inspect("letters-empty").await;
-            for (name, path) in [
-                ("now-many", "/"),
-                ("groups-empty", "/groups"),
-                ("error-jobs", "/jobs"),
-                ("error-due", "/due"),
-                ("form-withheld", "/act/plan?kind=discard&all=1"),
-                ("audit-empty", "/audit"),
-            ] {
-                browser.open(path).await;
-                browser.inspect(name).await;
-            }
-            browser.click(".side form button").await;
-            browser.shows("You are signed out").await;
-            browser.inspect("signed-out").await;
-            browser.open("/letters").await;
-            browser.shows("name=\"token\"").await;
+    let mut browser = Browser::start(system.address);
+    for view in VIEWS.into_iter().chain([NARROW.without_scripts()]) {
+        browser.look_as(view);
+        browser.open("/letters?filter=state%20%3D%20OPEN");
+        browser.shows("name=\"token\"");
+        browser.inspect("sign-in");
+        browser.fill("token", "guessed");
+        browser.click(".next");
+        browser.shows("The token is refused");
+        browser.inspect("error-sign-in");
+        browser.fill("token", "reader");
+        browser.click(".next");
+        browser.shows("No dead letter");
+        assert_eq!(browser.path(), "/letters");
+        browser.inspect("letters-empty");
+        for (name, path) in [
+            ("now-many", "/"),
+            ("groups-empty", "/groups"),
+            ("error-jobs", "/jobs"),
+            ("error-due", "/due"),
+            ("form-withheld", "/act/plan?kind=discard&all=1"),
+            ("audit-empty", "/audit"),
+        ] {
+            browser.open(path);
+            browser.inspect(name);
         }
-        browser.finish().await;
-    });
+        browser.click(".side form button");
+        browser.shows("You are signed out");
+        browser.inspect("signed-out");
+        browser.open("/letters");
+        browser.shows("name=\"token\"");
+    }
+    browser.finish();
 }
