@@ -12,6 +12,7 @@
 //! | [`WaitingClient`] | lists and counts records that wait for their next attempt, and traces single records, over gRPC |
 //! | [`OverviewClient`] | what happens in all pipelines now, and what is wrong, over gRPC |
 //! | [`AuditClient`] | lists who has changed or seen what over gRPC |
+//! | [`AccessClient`] | what its caller may do in a service, over gRPC |
 //!
 //! Requests and answers are the [`messages`] of the protocol. A text that is not set is empty. A value of
 //! an enumeration is read with the function of its name, such as `letter.state()`; one of a newer version is the default value. Those that commands show have
@@ -46,6 +47,7 @@
 //! }
 //! ```
 
+mod access;
 mod audit;
 mod controls;
 mod dead_letters;
@@ -62,6 +64,7 @@ mod schedules;
 mod scheme;
 mod waiting;
 
+pub use access::AccessClient;
 pub use audit::AuditClient;
 pub use controls::{ControlClient, TierReleases};
 pub use dead_letters::{DeadLetterClient, Payload, Watch};

@@ -3,7 +3,7 @@
 use redeliver_proto::v1::redrive_service_client::RedriveServiceClient;
 use redeliver_proto::v1::{
     ChangeRedriveRequest, GetRedriveRequest, ListRedriveItemsRequest, ListRedriveItemsResponse,
-    ListRedrivesRequest, ListRedrivesResponse, PlanEditRequest, PlanRedriveRequest, Redrive,
+    ListRedrivesRequest, ListRedrivesResponse, PlanEditRequest, PlanRedriveRequest, Redrive, RedrivePreview,
     SetRedriveRateRequest,
 };
 
@@ -63,6 +63,12 @@ client! {
     /// # Errors
     /// [`Code::NotFound`](crate::Code::NotFound) if it does not exist, or the caller does not see all of its topics.
     get = get_redrive(GetRedriveRequest) -> Redrive;
+
+    /// What a redrive would write for some of its dead letters.
+    ///
+    /// # Errors
+    /// As for [`RedriveClient::get`].
+    preview = get_redrive_preview(GetRedriveRequest) -> RedrivePreview;
 
     /// Lists a page of jobs, newest first.
     ///

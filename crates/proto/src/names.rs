@@ -21,6 +21,7 @@ names! {
     BreakerState: "BREAKER_STATE_", Some("unknown"), "_";
     DeadLetterState: "DEAD_LETTER_STATE_", Some("unknown"), "_";
     GroupState: "GROUP_STATE_", Some("unknown"), "_";
+    HeaderChangeKind: "HEADER_CHANGE_KIND_", None, "_";
     HeaderDialect: "HEADER_DIALECT_", None, "_";
     JobState: "JOB_STATE_", Some("unknown"), "_";
     MissingReason: "MISSING_REASON_", Some("other"), "_";

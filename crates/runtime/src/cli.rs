@@ -34,7 +34,7 @@ pub struct ServiceArgs {
     pub command: Option<ServiceCommand>,
 }
 
-/// The flag of workers. Use with `#[command(flatten)]`, and pass its value on in [`Start::until_idle`].
+/// The flag of workers and retry tiers. Use with `#[command(flatten)]`, and pass its value on in [`Start::until_idle`].
 #[derive(Clone, Copy, Debug, Default, clap::Args)]
 pub struct UntilIdleArgs {
     /// Exit with status 0 when no record is left to process or due within DURATION, such as 5m (default: 0s)

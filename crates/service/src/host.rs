@@ -31,7 +31,7 @@ use tokio_util::sync::{CancellationToken, DropGuard};
 
 use crate::clock::ClockReports;
 use crate::credentials;
-use crate::idle::{self, IdleWatch, Worked};
+use crate::idle::{self, IdleWatch, Work, Worked};
 use crate::kafka_settings::kafka_settings;
 use crate::login::{self, LoginMetrics};
 use crate::metrics::{LaneFamilies, Serves};
@@ -470,7 +470,20 @@ impl Host {
     pub fn works_on(&mut self, pipeline: Arc<Pipeline>, is_open: impl Fn() -> bool + Send + Sync + 'static) {
         self.worked.push(Worked {
             pipeline,
-            is_open: Box::new(is_open),
+            work: Work::Attempts(Box::new(is_open)),
+        });
+    }
+
+    /// Adds a pipeline without records that are due in the tiers for which `serves` is true, before the process ends in one-shot mode.
+    /// Its second argument is whether the tier is a leftover.
+    pub fn serves_tiers(
+        &mut self,
+        pipeline: Arc<Pipeline>,
+        serves: impl Fn(HumanDuration, bool) -> bool + Send + Sync + 'static,
+    ) {
+        self.worked.push(Worked {
+            pipeline,
+            work: Work::Tiers(Box::new(serves)),
         });
     }
 

@@ -1,8 +1,8 @@
-//! The one-shot mode of workers, `--until-idle`: the process ends when nothing is left to do.
+//! The one-shot mode of workers and retry tiers, `--until-idle`: the process ends when nothing is left to do.
 //!
 //! [`left`] decides, without IO, from what Kafka tells about the pipelines: the source, the due topic and the tiers, for the
 //! whole consumer groups and not only for this process. So several processes of a group end together, and a record that
-//! another one has in hand is not done.
+//! another one has in hand is not done. A worker does not wait for tiers that no process serves: their records are for the next run.
 //!
 //! A record that moves from one of these topics to another while they are read could be missed in both. So
 //! the ends of the topics are read before and after: if they are equal, and no transaction was open in the
@@ -21,6 +21,7 @@ use redeliver_core::{Clock, HumanDuration, Pipeline, Record, Timestamp};
 use redeliver_kafka::KafkaSettings;
 use redeliver_kafka::backlog::{Head, Mode, heads};
 use redeliver_kafka::ends::settled_ends;
+use redeliver_kafka::groups::members;
 use redeliver_kafka::reader::ReadError;
 use redeliver_runtime::Config;
 use redeliver_runtime::error_chain::error_chain;
@@ -51,6 +52,8 @@ pub(crate) struct Queue {
     is_tier: bool,
     /// It is no longer part of the configuration. An operator deletes it once it is empty.
     is_leftover: bool,
+    /// Other processes serve it. Without one, its records are for the next run.
+    is_of_others: bool,
 }
 
 /// What keeps a process from being idle.
@@ -127,45 +130,70 @@ fn left(queues: &[Queue], seen: &BTreeMap<Arc<str>, Seen>, until: Timestamp) -> 
     }
 }
 
-/// The topics of a pipeline in which its records can be, except for those that wait in the scheduler. `leftovers` are those of
-/// the configuration.
+/// A pipeline that the process works on.
+pub(crate) struct Worked {
+    pub(crate) pipeline: Arc<Pipeline>,
+    pub(crate) work: Work,
+}
+
+/// What the process does for a pipeline.
+pub(crate) enum Work {
+    /// The attempts. Whether the circuit breaker is open.
+    Attempts(Box<dyn Fn() -> bool + Send + Sync>),
+    /// The tiers for which this is true, and with `true`, leftovers of them.
+    Tiers(Box<dyn Fn(HumanDuration, bool) -> bool + Send + Sync>),
+}
+
+impl Worked {
+    fn is_open(&self) -> bool {
+        matches!(&self.work, Work::Attempts(is_open) if is_open())
+    }
+}
+
+/// The topics in which records of a pipeline can be that concern the process, except for those that wait in the scheduler. `leftovers`
+/// are those of the configuration.
 fn queues(
-    pipeline: &Pipeline,
+    Worked { pipeline, work }: &Worked,
     leftovers: &[Leftover],
     kafka: &KafkaSettings,
     existing: &BTreeSet<String>,
 ) -> Vec<Queue> {
+    let read = match work {
+        Work::Attempts(_) => pipeline.worker_topics(existing.contains(&*pipeline.due_topic())),
+        Work::Tiers(_) => Vec::new(),
+    };
     let group = pipeline.worker_group(&kafka.id_prefix);
-    let read = pipeline.worker_topics(existing.contains(&*pipeline.due_topic()));
     let read = read.into_iter().map(|topic| Queue {
         topic,
         group: group.clone(),
         is_tier: false,
         is_leftover: false,
+        is_of_others: false,
     });
-    let tiers = pipeline.policy.tiers().iter().map(|&tier| Queue {
+    let is_of_others = matches!(work, Work::Attempts(_));
+    let concerns = |tier, is_leftover| match work {
+        Work::Attempts(_) => true,
+        Work::Tiers(serves) => serves(tier, is_leftover),
+    };
+    let tiers = pipeline.policy.tiers().iter();
+    let tiers = tiers.filter(|tier| concerns(**tier, false)).map(|&tier| Queue {
         topic: pipeline.tier_topic(tier),
         group: retry_tier_group(&kafka.id_prefix, tier),
         is_tier: true,
         is_leftover: false,
+        is_of_others,
     });
-    let own = leftovers
-        .iter()
-        .filter(|leftover| leftover.pipeline == pipeline.name && leftover.tier.is_some());
+    let own = leftovers.iter().filter(|leftover| {
+        leftover.pipeline == pipeline.name && leftover.tier.is_some_and(|tier| concerns(tier, true))
+    });
     let leftovers = own.map(|leftover| Queue {
         topic: leftover.topic.clone(),
         group: leftover.group(&kafka.id_prefix),
         is_tier: true,
         is_leftover: true,
+        is_of_others,
     });
     read.chain(tiers).chain(leftovers).collect()
-}
-
-/// A pipeline that the process works on.
-pub(crate) struct Worked {
-    pub(crate) pipeline: Arc<Pipeline>,
-    /// Whether its circuit breaker is open.
-    pub(crate) is_open: Box<dyn Fn() -> bool + Send + Sync>,
 }
 
 /// What the pipelines that this process works on read.
@@ -178,7 +206,7 @@ pub(crate) fn queues_of(
     let leftovers = leftovers(&topics::pipelines(config), &topics::of_all(config), existing);
     worked
         .iter()
-        .flat_map(|worked| queues(&worked.pipeline, &leftovers, kafka, existing))
+        .flat_map(|worked| queues(worked, &leftovers, kafka, existing))
         .collect()
 }
 
@@ -236,7 +264,7 @@ impl IdleWatch {
 
     /// What is left to do.
     async fn look(&self) -> Result<Option<Left>, ReadError> {
-        let open = self.worked.iter().find(|worked| (worked.is_open)());
+        let open = self.worked.iter().find(|worked| worked.is_open());
         if let Some(worked) = open {
             return Ok(Some(Left::OpenBreaker(worked.pipeline.name.clone())));
         }
@@ -265,7 +293,15 @@ fn look(
             return Ok(Some(Left::Moving));
         };
         let seen = read(kafka, clock, queues, offsets, timeout)?;
-        match left(queues, &seen, clock.now().after(within)) {
+        let until = clock.now().after(within);
+        let mut verdict = left(queues, &seen, until);
+        if let Verdict::Left(Left::Due(_)) = verdict {
+            let members = members(kafka, HEAD_TIMEOUT)?;
+            let is_served = |queue: &&Queue| !queue.is_of_others || members.contains_key(&queue.group);
+            let served: Vec<Queue> = queues.iter().filter(is_served).cloned().collect();
+            verdict = left(&served, &seen, until);
+        }
+        match verdict {
             Verdict::Left(left) => return Ok(Some(left)),
             Verdict::Unknown => {}
             Verdict::Nothing if settled_ends(kafka, &topics)?.as_ref() == Some(&before) => return Ok(None),
@@ -318,6 +354,7 @@ mod tests {
             group: "g".to_owned(),
             is_tier: topic.contains("tier"),
             is_leftover: false,
+            is_of_others: false,
         }
     }
 

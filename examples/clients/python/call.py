@@ -13,6 +13,7 @@ import sys
 import grpc
 from google.protobuf import json_format, message_factory
 
+from redeliver.v1 import access_pb2, access_pb2_grpc
 from redeliver.v1 import audit_pb2, audit_pb2_grpc
 from redeliver.v1 import control_pb2, control_pb2_grpc
 from redeliver.v1 import dead_letters_pb2, dead_letters_pb2_grpc
@@ -21,6 +22,7 @@ from redeliver.v1 import redrive_pb2, redrive_pb2_grpc
 from redeliver.v1 import waiting_pb2, waiting_pb2_grpc
 
 SERVICES = [
+    (access_pb2.DESCRIPTOR.services_by_name["AccessService"], access_pb2_grpc.AccessServiceStub),
     (audit_pb2.DESCRIPTOR.services_by_name["AuditService"], audit_pb2_grpc.AuditServiceStub),
     (control_pb2.DESCRIPTOR.services_by_name["ControlService"], control_pb2_grpc.ControlServiceStub),
     (dead_letters_pb2.DESCRIPTOR.services_by_name["DeadLetterService"], dead_letters_pb2_grpc.DeadLetterServiceStub),

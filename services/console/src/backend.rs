@@ -5,13 +5,15 @@ use std::time::Duration;
 use axum::extract::FromRequestParts;
 use axum::http::StatusCode;
 use axum::http::request::Parts;
+use redeliver_client::messages::GetAccessRequest;
 use redeliver_client::{
-    AuditClient, ClientError, Connection, ControlClient, DeadLetterClient, Endpoint, JobClient,
+    AccessClient, AuditClient, ClientError, Connection, ControlClient, DeadLetterClient, Endpoint, JobClient,
     OverviewClient, RedriveClient, ScheduleClient, WaitingClient,
 };
 use redeliver_core::error_chain::error_chain;
 use redeliver_runtime::config::{ConfigError, Secret};
 
+use crate::access::Access;
 use crate::config::{BackendConfig, ConsoleConfig};
 
 /// How long a page waits for a service. A viewer must know within two seconds that a service is gone.
@@ -24,6 +26,24 @@ pub(crate) struct Backend {
     inspector: Connection,
     scheduler: Connection,
     token: Option<Secret>,
+}
+
+/// A service behind the console.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) enum Service {
+    Inspector,
+    Scheduler,
+}
+
+impl Service {
+    /// The one that controls what has this name. Only the scheduler knows applications.
+    pub(crate) fn of_control(name: &str) -> Self {
+        if name.starts_with("app/") {
+            Self::Scheduler
+        } else {
+            Self::Inspector
+        }
+    }
 }
 
 impl Backend {
@@ -88,13 +108,22 @@ impl Backend {
         OverviewClient::new(&self.inspector)
     }
 
-    /// For what has this name. Only the scheduler knows applications.
+    /// For what has this name.
     pub(crate) fn controls(&self, name: &str) -> ControlClient {
-        ControlClient::new(if name.starts_with("app/") {
-            &self.scheduler
-        } else {
-            &self.inspector
-        })
+        ControlClient::new(self.connection(Service::of_control(name)))
+    }
+
+    /// What the viewer may do in a service. Ask one that has just answered: calls of one that is gone wait for one another.
+    pub(crate) async fn access(&self, service: Service) -> Access {
+        let client = AccessClient::new(self.connection(service));
+        Access::of(client.get(GetAccessRequest {}).await)
+    }
+
+    fn connection(&self, service: Service) -> &Connection {
+        match service {
+            Service::Inspector => &self.inspector,
+            Service::Scheduler => &self.scheduler,
+        }
     }
 
     pub(crate) fn jobs(&self) -> JobClient {

@@ -7,6 +7,7 @@
 //! | module | contents |
 //! |---|---|
 //! | `backend` | clients of the inspector and the scheduler |
+//! | `access` | what a viewer may do in each of them |
 //! | `command` | the command that does the same as a page |
 //! | `site` | the addresses of the console |
 //! | `security` | headers of every response, and which requests are refused |
@@ -23,6 +24,7 @@
 //! | `pages` | one module per page |
 //! | `assets` | style sheet and scripts |
 
+mod access;
 mod assets;
 mod backend;
 mod command;

@@ -10,6 +10,7 @@ use redeliver_client::{ClientError, Code, Timestamp};
 use redeliver_core::terminal::is_harmful;
 use redeliver_core::{Clock as _, SystemClock, error_chain};
 
+use crate::access::Need;
 use crate::assets;
 use crate::html;
 use crate::viewer::Viewer;
@@ -286,6 +287,8 @@ pub(crate) struct Button {
     pub(crate) link: String,
     /// Whether it is the next step that is recommended.
     pub(crate) is_next: bool,
+    /// What the change needs.
+    pub(crate) needs: Vec<Need>,
 }
 
 impl Button {
@@ -294,7 +297,12 @@ impl Button {
             label: label.into(),
             link,
             is_next: false,
+            needs: Vec::new(),
         }
+    }
+
+    pub(crate) fn needs(self, needs: Vec<Need>) -> Self {
+        Self { needs, ..self }
     }
 
     pub(crate) fn next(self) -> Self {

@@ -38,7 +38,7 @@ use crate::masking::{Mask, Masking};
 const OF_AUDIT: [(&str, Verb); 1] = [("ListAuditEntries", Verb::Read)];
 
 /// What each call about redrives requires, of the topics that it is about.
-const OF_REDRIVES: [(&str, Verb); 10] = [
+const OF_REDRIVES: [(&str, Verb); 11] = [
     ("PlanRedrive", Verb::Operate),
     ("PlanEdit", Verb::Edit),
     ("StartRedrive", Verb::Operate),
@@ -47,6 +47,7 @@ const OF_REDRIVES: [(&str, Verb); 10] = [
     ("CancelRedrive", Verb::Operate),
     ("SetRedriveRate", Verb::Operate),
     ("GetRedrive", Verb::Read),
+    ("GetRedrivePreview", Verb::Read),
     ("ListRedrives", Verb::Read),
     ("ListRedriveItems", Verb::Read),
 ];

@@ -1,4 +1,4 @@
-//! The gRPC server: dead letters, redrives, waiting records, the overview, control, the audit log, health, reflection.
+//! The gRPC server: dead letters, redrives, waiting records, the overview, control, access, the audit log, health, reflection.
 
 use std::io;
 use std::sync::Arc;
@@ -8,6 +8,7 @@ use axum::body::Body;
 use axum::response::Response;
 use axum::{Router, middleware};
 use http_body_util::BodyExt as _;
+use redeliver_proto::v1::access_service_server::SERVICE_NAME as ACCESS_SERVICE_NAME;
 use redeliver_proto::v1::audit_service_server::{AuditServiceServer, SERVICE_NAME as AUDIT_SERVICE_NAME};
 use redeliver_proto::v1::control_service_server::{
     ControlServiceServer, SERVICE_NAME as CONTROL_SERVICE_NAME,
@@ -85,6 +86,7 @@ pub(crate) async fn serve(
             OVERVIEW_SERVICE_NAME,
             AUDIT_SERVICE_NAME,
             CONTROL_SERVICE_NAME,
+            ACCESS_SERVICE_NAME,
             HEALTH,
             version,
         ];
@@ -102,6 +104,7 @@ pub(crate) async fn serve(
     let controls = control::grpc::Service::new(Arc::new(controls));
     let controls = ControlServiceServer::new(controls).max_decoding_message_size(SMALL_MESSAGE);
     let authenticated = Routes::new(controls)
+        .add_service(identity::grpc::access_service())
         .add_service(AuditServiceServer::new(api.clone()))
         .add_service(RedriveServiceServer::new(api.clone()))
         .add_service(WaitingServiceServer::new(api.clone()))

@@ -69,6 +69,12 @@ pub async fn mount(host: &mut Host, settings: &RetryTierConfig) -> anyhow::Resul
     let mut pipelines = served_pipelines(&config, settings);
     pipelines.retain(|pipeline| !host.is_refused(&pipeline.name));
     let tiers = settings.served_tiers(&config);
+    for pipeline in &pipelines {
+        let settings = settings.clone();
+        host.serves_tiers(pipeline.clone(), move |tier, is_leftover| {
+            settings.serves(tier) && (!is_leftover || settings.serves_leftovers())
+        });
+    }
     host.report_paused("tiers", "paused tiers", {
         let (pipelines, tiers) = (pipelines.clone(), tiers.clone());
         move |snapshot| {

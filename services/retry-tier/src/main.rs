@@ -3,7 +3,7 @@
 use std::process::ExitCode;
 
 use clap::Parser;
-use redeliver_runtime::cli::ServiceArgs;
+use redeliver_runtime::cli::{ServiceArgs, Start, UntilIdleArgs};
 use redeliver_runtime::metrics;
 use redeliver_service::main_with;
 
@@ -19,6 +19,8 @@ struct Args {
     /// Serve only this tier, such as 30s; can be repeated (default: retry_tier.tiers, or else all)
     #[arg(long, value_name = "DELAY")]
     tier: Vec<String>,
+    #[command(flatten)]
+    one_shot: UntilIdleArgs,
 }
 
 fn main() -> ExitCode {
@@ -33,6 +35,9 @@ fn main() -> ExitCode {
         &args.service.common,
         tiers.into_iter().collect(),
         redeliver_retry_tier::check,
-        redeliver_retry_tier::run,
+        |start, own| {
+            let until_idle = args.one_shot.until_idle;
+            redeliver_retry_tier::run(Start { until_idle, ..start }, own)
+        },
     )
 }

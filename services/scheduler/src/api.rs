@@ -340,6 +340,7 @@ fn router<I: Index>(
     let (rates, bodies) = (jobs.rates.clone(), jobs.bodies.clone());
     let authenticated = Routes::new(service)
         .add_service(schedules)
+        .add_service(identity::grpc::access_service())
         .add_service(controls)
         .into_axum_router()
         .reset_fallback()
@@ -386,6 +387,7 @@ fn reflection() -> tonic_reflection::server::Builder<'static> {
         .with_service_name("redeliver.v1.JobService")
         .with_service_name("redeliver.v1.ScheduleService")
         .with_service_name("redeliver.v1.ControlService")
+        .with_service_name("redeliver.v1.AccessService")
         .with_service_name("grpc.health.v1.Health")
 }
 

@@ -11,7 +11,7 @@ use tonic::{Request, Response, Status};
 
 use super::operations::{ChangeVerb, WantedChange, invalid, read_limit};
 use super::{ControlError, ControlField, ControlName, Controls};
-use crate::identity::Identity;
+use crate::identity::grpc::caller;
 
 /// What each call requires, of the name that it is about.
 const PERMISSIONS: [(&str, Verb); 8] = [
@@ -61,12 +61,6 @@ impl Service {
         };
         answer(self.0.change(&caller, wanted).await)
     }
-}
-
-/// The caller. The layer that authenticates requests has added it.
-fn caller<T>(request: &Request<T>) -> Result<Identity, Status> {
-    let caller = request.extensions().get::<Identity>().cloned();
-    caller.ok_or_else(|| Status::internal("the request was not authenticated"))
 }
 
 fn read_name(name: &str) -> Result<ControlName, Status> {

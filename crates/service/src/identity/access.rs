@@ -9,10 +9,11 @@ use redeliver_runtime::listen::PeerCertificates;
 use redeliver_runtime::watched_files::CHECK_INTERVAL;
 use tokio::time::{Instant, MissedTickBehavior, interval_at};
 
+use super::grpc::GET_ACCESS;
 use super::refusal::{Reason, Refusal};
 use super::{Authenticator, Identity};
 
-/// What a call requires, by the path of its request. A call without an entry is refused to everybody.
+/// What a call requires, by the path of its request. A call without an entry is refused to everybody, except `GetAccess`.
 pub type Permissions = fn(path: &str) -> Option<(Area, Verb)>;
 
 /// Why a call that lasts must end.
@@ -56,7 +57,9 @@ impl Access {
         let certificates = self.peer.as_ref().map_or(&[][..], |peer| &peer.0);
         let identified = self.authenticator.authenticate(authorization, certificates).await;
         let permitted = identified.and_then(|identity| {
-            if let Some(permissions) = self.required {
+            if let Some(permissions) = self.required
+                && self.uri.path() != GET_ACCESS
+            {
                 let Some((area, verb)) = permissions(self.uri.path()) else {
                     return Err(Refusal::of(
                         Reason::PermissionDenied,

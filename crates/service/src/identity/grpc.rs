@@ -1,9 +1,42 @@
-//! Refusals as gRPC statuses.
+//! Callers in gRPC: who calls, refusals as statuses, and `redeliver.v1.AccessService`.
 
-use redeliver_proto::error;
-use tonic::{Code, Status};
+use redeliver_proto::v1::access_service_server::{AccessService, AccessServiceServer};
+use redeliver_proto::{error, v1};
+use tonic::{Code, Request, Response, Status};
 
-use super::{Reason, Refusal};
+use super::{Identity, Reason, Refusal};
+
+/// The path of the call with which a caller asks what it may do. It needs no scope.
+pub(super) const GET_ACCESS: &str = "/redeliver.v1.AccessService/GetAccess";
+
+/// The caller of a request, whom the layer that authenticates requests has added.
+///
+/// # Errors
+/// If there is no such layer.
+pub fn caller<T>(request: &Request<T>) -> Result<Identity, Status> {
+    let caller = request.extensions().get::<Identity>().cloned();
+    caller.ok_or_else(|| Status::internal("the request was not authenticated"))
+}
+
+/// `redeliver.v1.AccessService`, for every service that authenticates its callers.
+#[must_use]
+pub fn access_service() -> AccessServiceServer<impl AccessService> {
+    // Its requests are empty.
+    AccessServiceServer::new(OwnScopes).max_decoding_message_size(1 << 10)
+}
+
+struct OwnScopes;
+
+#[tonic::async_trait]
+impl AccessService for OwnScopes {
+    async fn get_access(
+        &self,
+        request: Request<v1::GetAccessRequest>,
+    ) -> Result<Response<v1::GetAccessResponse>, Status> {
+        let scopes = caller(&request)?.scopes.iter().map(ToString::to_string).collect();
+        Ok(Response::new(v1::GetAccessResponse { scopes }))
+    }
+}
 
 /// The status of a refused call: UNAUTHENTICATED, PERMISSION_DENIED, or UNAVAILABLE if a retry may succeed. Its `ErrorInfo`
 /// has the reason, such as `TOKEN_EXPIRED`, and the missing `scope` if that is the reason.

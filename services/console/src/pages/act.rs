@@ -1,6 +1,7 @@
 //! Pages with a form that changes something. Opening one changes nothing, sending it does, and a page with the effect follows.
 //!
 //! Each shows what it affects and the command that does the same. If a service refuses the change, the form says why, and keeps what was entered.
+//! A viewer who lacks a scope gets the page without the form.
 
 mod buttons;
 mod control;
@@ -19,7 +20,8 @@ use axum::response::{IntoResponse as _, Redirect, Response};
 use axum::routing::{MethodRouter, get};
 use redeliver_client::{ClientError, Code};
 
-use crate::backend::Backend;
+use crate::access::Need;
+use crate::backend::{Backend, Service};
 use crate::command::Command;
 use crate::form::{self, Field, Fields, Form, Input, Token};
 use crate::html;
@@ -49,6 +51,11 @@ trait Act: Fields + Send + Sync + 'static {
     /// The entry of the navigation.
     const SECTION: &'static str;
 
+    /// The service that makes the change.
+    fn service(&self) -> Service {
+        Service::Inspector
+    }
+
     /// What the form shows, as it is now.
     fn sheet(&self, backend: &Backend, frame: &Frame) -> impl Future<Output = Part<Sheet>> + Send;
 
@@ -66,9 +73,13 @@ struct Sheet {
     warnings: Vec<String>,
     /// What differs, as a unified diff, with the name of the part.
     diffs: Vec<(&'static str, String)>,
+    /// What would be written.
+    samples: Vec<Sample>,
     fields: Vec<Field>,
     /// Name and label of the second button, which changes nothing.
     preview: Option<&'static str>,
+    /// What the change needs.
+    needs: Vec<Need>,
     button: String,
     command: Command,
     /// The page to go back to.
@@ -83,19 +94,36 @@ fn fact(name: &'static str, value: impl AsRef<str>) -> Fact {
 }
 
 impl Sheet {
-    fn new(title: impl Into<String>, button: impl Into<String>, command: Command, back: String) -> Self {
+    fn new(
+        needs: Vec<Need>,
+        title: impl Into<String>,
+        button: impl Into<String>,
+        command: Command,
+        back: String,
+    ) -> Self {
         Self {
             title: title.into(),
             facts: Vec::new(),
             warnings: Vec::new(),
             diffs: Vec::new(),
+            samples: Vec::new(),
             fields: Vec::new(),
             preview: None,
+            needs,
             button: button.into(),
             command,
             back,
         }
     }
+}
+
+/// What becomes of a dead letter.
+struct Sample {
+    title: String,
+    /// Name, change, and the values before and after.
+    headers: Vec<(String, String, Safe<String>, Safe<String>)>,
+    /// What is not shown.
+    note: &'static str,
 }
 
 #[derive(Template)]
@@ -104,6 +132,8 @@ struct Page {
     frame: Frame,
     sheet: Sheet,
     problem: Option<Problem>,
+    /// What the viewer lacks. Then there is no form.
+    missing: Option<String>,
     token: String,
     id: String,
 }
@@ -154,12 +184,21 @@ async fn page<A: Act>(
         // What the form was sent for tells more than why it cannot be shown again.
         Err(cannot_show) => return Failed::respond(A::SECTION, problem.unwrap_or(cannot_show)),
     };
-    let status = problem.as_ref().map_or(StatusCode::OK, |problem| problem.status);
+    let missing = backend.access(asked.service()).await.missing(&sheet.needs);
+    let status = match &problem {
+        Some(problem) => problem.status,
+        None if missing.is_some() => StatusCode::FORBIDDEN,
+        None => StatusCode::OK,
+    };
     frame.title.clone_from(&sheet.title);
+    if missing.is_none() {
+        frame = frame.command(&sheet.command);
+    }
     let page = Page {
-        frame: frame.command(&sheet.command),
+        frame,
         sheet,
         problem,
+        missing,
         token: token.text().to_owned(),
         id,
     };

@@ -10,10 +10,11 @@ use redeliver_client::messages::{
 };
 use serde::Deserialize;
 
-use crate::backend::Backend;
+use crate::access::Actions;
+use crate::backend::{Backend, Service};
 use crate::command::Command;
 use crate::html;
-use crate::page::{Button, Failed, Frame, Part, Problem, address, gaps, literal, respond, segment, status};
+use crate::page::{Failed, Frame, Part, Problem, address, gaps, literal, respond, segment, status};
 use crate::parameters::{Path, Query};
 use common::Common;
 
@@ -231,7 +232,7 @@ struct One {
     /// `None` before it was asked for: it reads payloads.
     common: Option<Part<Common>>,
     filter: String,
-    buttons: Vec<Button>,
+    buttons: Actions,
 }
 
 impl One {
@@ -258,7 +259,7 @@ pub(crate) async fn one(backend: Backend, Path(id): Path<String>, Query(wanted):
         page_size: 10,
         ..ListDeadLettersRequest::default()
     };
-    let samples = client.list(request).await;
+    let (samples, access) = tokio::join!(client.list(request), backend.access(Service::Inspector));
     let common = match wanted.common.as_str() {
         "" => None,
         _ => Some(compare(&client, &filter).await),
@@ -278,7 +279,7 @@ pub(crate) async fn one(backend: Backend, Path(id): Path<String>, Query(wanted):
             .map_err(Problem::from),
         common,
         filter,
-        buttons: super::act::group(&group),
+        buttons: access.actions(super::act::group(&group)),
         row: Row::of(group),
         frame,
     };

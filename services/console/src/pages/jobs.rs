@@ -6,10 +6,11 @@ use redeliver_client::JobId;
 use redeliver_client::messages::{Job, ListJobsRequest, Stats};
 use serde::Deserialize;
 
-use crate::backend::Backend;
+use crate::access::{Access, Actions};
+use crate::backend::{Backend, Service};
 use crate::command::Command;
 use crate::html::Shown;
-use crate::page::{Button, Failed, Frame, Part, Problem, address, respond, segment, status};
+use crate::page::{Failed, Frame, Part, Problem, address, respond, segment, status};
 use crate::parameters::{Path, Query};
 
 const SECTION: &str = "/jobs";
@@ -32,7 +33,7 @@ struct Jobs {
     jobs: Part<Vec<Row>>,
     stats: Part<Stats>,
     next: Option<String>,
-    buttons: Vec<Button>,
+    buttons: Actions,
 }
 
 struct Row {
@@ -57,6 +58,10 @@ pub(crate) async fn list(backend: Backend, Query(parameters): Query<Parameters>)
         client.list(request),
         client.stats((!app.is_empty()).then_some(app), 60)
     );
+    let access = match &jobs {
+        Err(error) if error.is_transient() => Access::default(),
+        _ => backend.access(Service::Scheduler).await,
+    };
     let command = Command::new("jobs ls --api")
         .option("--app", app)
         .option("--limit", PAGE_SIZE);
@@ -77,7 +82,7 @@ pub(crate) async fn list(backend: Backend, Query(parameters): Query<Parameters>)
         jobs,
         stats: stats.map_err(Problem::from),
         next,
-        buttons: super::act::jobs(app),
+        buttons: access.actions(super::act::jobs(app)),
         parameters,
     };
     let status = status(&page.jobs);
@@ -90,7 +95,7 @@ struct One {
     frame: Frame,
     job: Job,
     data: Option<Shown>,
-    buttons: Vec<Button>,
+    buttons: Actions,
 }
 
 impl One {
@@ -110,11 +115,12 @@ async fn show(backend: &Backend, id: &str) -> Response {
     };
     match backend.jobs().get(parsed).await {
         Ok(Some(job)) => {
+            let access = backend.access(Service::Scheduler).await;
             let page = One {
                 frame: Frame::new(SECTION, format!("Job {id}"))
                     .command(Command::new("jobs get").argument(id)),
                 data: (!job.data.is_empty()).then(|| Shown::of(&job.data)),
-                buttons: super::act::job(&job),
+                buttons: access.actions(super::act::job(&job)),
                 job,
             };
             respond(&page, axum::http::StatusCode::OK)

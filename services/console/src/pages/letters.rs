@@ -9,10 +9,11 @@ use redeliver_client::messages::{
 };
 use serde::Deserialize;
 
-use crate::backend::Backend;
+use crate::access::Actions;
+use crate::backend::{Backend, Service};
 use crate::command::Command;
 use crate::html::{self, Shown};
-use crate::page::{Button, Failed, Frame, Part, Problem, address, gaps, respond, segment, status};
+use crate::page::{Failed, Frame, Part, Problem, address, gaps, respond, segment, status};
 use crate::parameters::{Path, Query};
 
 const SECTION: &str = "/letters";
@@ -35,7 +36,8 @@ struct Letters {
     next: Option<String>,
     /// Filters that a click sets.
     suggestions: [(&'static str, String); 4],
-    buttons: Vec<Button>,
+    /// Only with dead letters.
+    buttons: Option<Actions>,
 }
 
 /// A dead letter in a list.
@@ -109,7 +111,7 @@ pub(crate) async fn list(backend: Backend, Query(mut parameters): Query<Paramete
             ("permanent", with("state = OPEN AND error_class = \"permanent\"")),
             ("retried out", with("state = OPEN AND retry_count > 0")),
         ],
-        buttons: super::act::matching(&parameters.filter),
+        buttons: None,
         letters: Ok(Vec::new()),
         gaps: None,
         next: None,
@@ -123,6 +125,10 @@ pub(crate) async fn list(backend: Backend, Query(mut parameters): Query<Paramete
             let filter = &page.parameters.filter;
             page.next =
                 (!token.is_empty()).then(|| address(SECTION, &[("filter", filter), ("page", &token)]));
+            if !answer.dead_letters.is_empty() {
+                let access = backend.access(Service::Inspector).await;
+                page.buttons = Some(access.actions(super::act::matching(&page.parameters.filter)));
+            }
             Ok(answer.dead_letters.into_iter().map(Row::of).collect())
         }
         Err(error) => Err(error.into()),
@@ -151,7 +157,7 @@ struct One {
     /// `None` before it was asked for: it reads topics.
     life: Option<Part<Vec<PipelineTrace>>>,
     group: String,
-    buttons: Vec<Button>,
+    buttons: Actions,
 }
 
 impl One {
@@ -185,6 +191,7 @@ pub(crate) async fn one(
         let life = backend.waiting().trace(trace, |_| {}).await;
         Some(life.map_err(Problem::from))
     };
+    let access = backend.access(Service::Inspector).await;
     let command = Command::new(if life.is_none() { "dlq show" } else { "trace" }).argument(&id);
     let frame = Frame::new(SECTION, id.clone()).command(command);
     let header = |header: &Header| (header.name.clone(), html::line(header.value.as_deref()));
@@ -195,7 +202,7 @@ pub(crate) async fn one(
         headers: letter.headers.iter().map(header).collect(),
         life,
         group: segment("/groups", &letter.group),
-        buttons: super::act::letter(&letter),
+        buttons: access.actions(super::act::letter(&letter)),
         row: Row::of(letter),
         frame,
     };

@@ -11,7 +11,8 @@ use redeliver_client::messages::{
 };
 use serde::Deserialize;
 
-use crate::backend::Backend;
+use crate::access::Access;
+use crate::backend::{Backend, Service};
 use crate::html;
 use crate::page::{Frame, Part, Problem, address, gaps, literal, respond, segment, status};
 use crate::parameters::Query;
@@ -120,7 +121,7 @@ pub(super) struct Concern {
 }
 
 impl Concern {
-    pub(super) fn of(wrong: &Wrong) -> Self {
+    pub(super) fn of(wrong: &Wrong, access: &Access) -> Self {
         let (class, label) = match wrong.kind() {
             ProblemKind::TopicMissing => ("regressed", "topic missing"),
             ProblemKind::LettersExpire => ("regressed", "expires soon"),
@@ -140,10 +141,18 @@ impl Concern {
             detail: detail(wrong),
             since: html::when(wrong.since),
             link: link(wrong),
-            step: step(wrong.next_step()),
+            step: match wrong.next_step() {
+                NextStep::Resume if !may_resume(wrong, access) => "see who and why",
+                next => step(next),
+            },
             id: id(wrong),
         }
     }
+}
+
+fn may_resume(wrong: &Wrong, access: &Access) -> bool {
+    let resume = super::act::resume(&wrong.control);
+    resume.needs.iter().all(|need| access.permits(need))
 }
 
 fn id(wrong: &Wrong) -> String {
@@ -232,7 +241,7 @@ fn link(wrong: &Wrong) -> String {
             let filter = format!("topic = {} AND state = OPEN", literal(&wrong.topic));
             address("/letters", &[("filter", &filter)])
         }
-        NextStep::Resume => super::act::resume(&wrong.control),
+        NextStep::Resume => super::act::resume(&wrong.control).link,
         NextStep::CheckRetryTier => address(
             "/waiting",
             &[
@@ -296,7 +305,13 @@ pub(crate) async fn page(backend: Backend, Query(parameters): Query<Parameters>)
         overview: overview.map_err(Problem::from),
     };
     if let Ok(overview) = &page.overview {
-        page.concerns = overview.problems.iter().map(Concern::of).collect();
+        let mut steps = overview.problems.iter().map(Wrong::next_step);
+        let access = match steps.any(|step| step == NextStep::Resume) {
+            true => backend.access(Service::Inspector).await,
+            false => Access::default(),
+        };
+        let concerns = overview.problems.iter();
+        page.concerns = concerns.map(|wrong| Concern::of(wrong, &access)).collect();
         page.gaps = gaps(overview.completeness.as_ref(), page.frame.now);
         page.frame.as_of = html::when(overview.as_of);
         let shown = overview.pipelines.len();

@@ -10,10 +10,11 @@ use redeliver_client::messages::{
 
 use super::groups;
 use super::now::{Concern, rate};
-use crate::backend::Backend;
+use crate::access::{Access, Actions};
+use crate::backend::{Backend, Service};
 use crate::command::Command;
 use crate::html;
-use crate::page::{Button, Failed, Frame, Part, Problem, address, gaps, literal, respond};
+use crate::page::{Failed, Frame, Part, Problem, address, gaps, literal, respond};
 use crate::parameters::Path;
 
 const SECTION: &str = "/";
@@ -28,7 +29,8 @@ struct Page {
     letters: String,
     gaps: Option<String>,
     incomplete: Vec<IncompletePart>,
-    buttons: Vec<Button>,
+    buttons: Actions,
+    access: Access,
 }
 
 impl Page {
@@ -55,8 +57,9 @@ impl Page {
         self.scan(&place.place, "records")
     }
 
-    fn buttons_of(&self, place: &WaitingOverview) -> Vec<Button> {
-        super::act::tier(&self.pipeline.pipeline, place)
+    fn buttons_of(&self, place: &WaitingOverview) -> Actions {
+        let buttons = super::act::tier(&self.pipeline.pipeline, place);
+        self.access.actions(buttons)
     }
 
     fn long_waits(&self) -> String {
@@ -115,7 +118,11 @@ pub(crate) async fn page(backend: Backend, Path(name): Path<String>) -> Response
         Err(error) => return Failed::respond(SECTION, error.into()),
     };
     let filter = format!("pipeline = {} AND state = OPEN", literal(&name));
-    let groups = backend.dead_letters().groups(groups::open(&filter, 10)).await;
+    let client = backend.dead_letters();
+    let (groups, access) = tokio::join!(
+        client.groups(groups::open(&filter, 10)),
+        backend.access(Service::Inspector)
+    );
     let Some(pipeline) = overview.pipelines.into_iter().next() else {
         return Failed::respond(SECTION, Problem::not_found("Pipeline"));
     };
@@ -135,12 +142,17 @@ pub(crate) async fn page(backend: Backend, Path(name): Path<String>) -> Response
             .filter(|part| part.since.is_some())
             .collect(),
         frame,
-        concerns: overview.problems.iter().map(Concern::of).collect(),
+        concerns: overview
+            .problems
+            .iter()
+            .map(|problem| Concern::of(problem, &access))
+            .collect(),
         groups: groups
             .map(|answer| answer.groups.into_iter().map(groups::Row::of).collect())
             .map_err(Problem::from),
         letters: address("/letters", &[("filter", &filter)]),
-        buttons: super::act::pipeline(&pipeline),
+        buttons: access.actions(super::act::pipeline(&pipeline)),
+        access,
         pipeline,
     };
     respond(&page, axum::http::StatusCode::OK)

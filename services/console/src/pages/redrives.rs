@@ -7,10 +7,11 @@ use redeliver_client::messages::{
 };
 use serde::Deserialize;
 
-use crate::backend::Backend;
+use crate::access::Actions;
+use crate::backend::{Backend, Service};
 use crate::command::Command;
 use crate::html;
-use crate::page::{Button, Failed, Frame, Part, Problem, address, respond, segment, status};
+use crate::page::{Failed, Frame, Part, Problem, address, respond, segment, status};
 use crate::parameters::{Path, Query};
 
 const SECTION: &str = "/redrives";
@@ -102,7 +103,7 @@ struct One {
     row: Row,
     items: Part<Vec<Item>>,
     next: Option<String>,
-    buttons: Vec<Button>,
+    buttons: Actions,
 }
 
 struct Item {
@@ -148,7 +149,7 @@ pub(crate) async fn one(
         page_size: PAGE_SIZE,
         page_token: parameters.page,
     };
-    let items = client.items(request).await;
+    let (items, access) = tokio::join!(client.items(request), backend.access(Service::Inspector));
     let frame =
         Frame::new(SECTION, format!("Redrive {id}")).command(Command::new("dlq redrives show").argument(&id));
     let is_over = matches!(
@@ -160,7 +161,7 @@ pub(crate) async fn one(
     );
     let page = One {
         frame: if is_over { frame } else { frame.live() },
-        buttons: super::act::redrive(&redrive),
+        buttons: access.actions(super::act::redrive(&redrive)),
         row: Row::of(redrive),
         next: items
             .as_ref()

@@ -11,9 +11,10 @@ use redeliver_client::messages::{
 };
 use serde::Deserialize;
 
-use crate::backend::Backend;
+use crate::access::Actions;
+use crate::backend::{Backend, Service};
 use crate::command::Command;
-use crate::page::{Button, Failed, Frame, Part, Problem, address, respond, segment, status};
+use crate::page::{Failed, Frame, Part, Problem, address, respond, segment, status};
 use crate::parameters::{Path, Query};
 
 const SECTION: &str = "/schedules";
@@ -134,7 +135,7 @@ struct One {
     frame: Frame,
     row: Row,
     occurrences: Part<Vec<OccurrencePreview>>,
-    buttons: Vec<Button>,
+    buttons: Actions,
 }
 
 /// Why an occurrence is not where a reader of the expression expects it.
@@ -164,11 +165,12 @@ async fn show(backend: &Backend, id: &str) -> Response {
     let (schedule, preview) = tokio::join!(client.get(id), client.preview(preview));
     match schedule {
         Ok(Some(schedule)) => {
+            let (access, row) = (backend.access(Service::Scheduler).await, Row::of(schedule));
             let page = One {
                 frame: Frame::new(SECTION, format!("Schedule {id}"))
                     .command(Command::new("schedules get").argument(id)),
-                buttons: super::act::schedule(&schedule),
-                row: Row::of(schedule),
+                buttons: access.actions(super::act::schedule(&row)),
+                row,
                 occurrences: preview.map(|preview| preview.occurrences).map_err(Problem::from),
             };
             respond(&page, axum::http::StatusCode::OK)

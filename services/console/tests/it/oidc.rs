@@ -338,3 +338,27 @@ async fn missing_provider_is_named() {
         assert!(answer.body.contains(&url), "{answer:?}");
     }
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn renewed_tokens_have_own_scopes() {
+    let service = Service::with_scopes(|token| match token {
+        "access-1" => vec!["*"],
+        _ => vec!["jobs:read"],
+    });
+    let provider = Provider::start();
+    let console = Running::start(&service, &provider.settings(""));
+    let mut browser = Browser::new(&console);
+    provider.sign_in(&mut browser).await;
+    let form = "/act/job?verb=schedule";
+    assert_eq!(browser.get(form).await.status, 200);
+    // The next token has expired already, and the page renews it.
+    provider.state().lifetime = 0;
+    provider.sign_in(&mut browser).await;
+    provider.state().lifetime = 3_600;
+    let answer = browser.get(form).await;
+    assert!(
+        answer.status == 403 && answer.body.contains("changing needs the scope jobs:write"),
+        "{answer:?}"
+    );
+    assert_eq!(service.tokens().last().map(String::as_str), Some("access-3"));
+}

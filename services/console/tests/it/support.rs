@@ -17,14 +17,36 @@ use url::form_urlencoded::Serializer;
 /// The public name of the console.
 pub(crate) const HOST_NAME: &str = "console.example";
 
-/// A service that refuses each call: as unauthenticated, or as not permitted if its token is accepted.
+/// A service that tests need.
 pub(crate) struct Service {
     endpoint: FakeEndpoint,
     seen: Arc<Mutex<Vec<String>>>,
 }
 
 impl Service {
+    /// One that refuses each call: as unauthenticated, or as not permitted if its token is accepted.
     pub(crate) fn start(accepts: impl Fn(&str) -> bool + Send + Sync + 'static) -> Self {
+        Self::answering(move |_, token| (if accepts(token) { "7" } else { "16" }, Vec::new()))
+    }
+
+    /// One that answers each call with an empty message, and says which scopes a token has.
+    pub(crate) fn with_scopes(scopes: impl Fn(&str) -> Vec<&'static str> + Send + Sync + 'static) -> Self {
+        Self::answering(move |path, token| {
+            let mut message = Vec::new();
+            if path.ends_with("/GetAccess") {
+                for scope in scopes(token) {
+                    // The field 1, with its length.
+                    message.extend([0x0a, u8::try_from(scope.len()).unwrap()]);
+                    message.extend(scope.as_bytes());
+                }
+            }
+            let length = u32::try_from(message.len()).unwrap().to_be_bytes();
+            ("0", [&[0][..], &length, &message].concat())
+        })
+    }
+
+    /// One that answers with a status and a message.
+    fn answering(answer: impl Fn(&str, &str) -> (&'static str, Vec<u8>) + Send + Sync + 'static) -> Self {
         let seen = Arc::<Mutex<Vec<String>>>::default();
         let tokens = seen.clone();
         let endpoint = FakeEndpoint::start(move |request| {
@@ -35,10 +57,10 @@ impl Service {
                 .lock()
                 .unwrap_or_else(PoisonError::into_inner)
                 .push(token.to_owned());
-            let status = if accepts(token) { "7" } else { "16" };
+            let (status, message) = answer(&request.path, token);
             let headers = [("content-type", "application/grpc"), ("grpc-status", status)];
             let headers = headers.map(|(name, value)| (name.to_owned(), value.to_owned()));
-            Reply::Status(200, headers.to_vec(), [][..].into())
+            Reply::Status(200, headers.to_vec(), message.into())
         });
         Self { endpoint, seen }
     }

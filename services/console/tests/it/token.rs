@@ -175,3 +175,64 @@ async fn revoked_tokens_lead_to_sign_in() {
         "{form:?}"
     );
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn viewers_get_no_forms() {
+    let service = Service::with_scopes(|token| match token {
+        "operator" => vec!["*"],
+        "sms" => vec!["jobs:write:sms", "control:write:sms"],
+        _ => vec!["jobs:read", "control:read", "dead-letters:read"],
+    });
+    let console = Running::start(&service, SETTINGS);
+    let mut browser = Browser::new(&console);
+    let pages = [
+        ("/jobs", "jobs:write", true),
+        ("/jobs?app=sms", "control:write:sms", true),
+        ("/act/job?verb=schedule", "jobs:write", true),
+        (
+            "/act/control?name=app%2Fsms&verb=pause",
+            "control:write:sms",
+            true,
+        ),
+        (
+            "/act/control?name=app%2Fmail&verb=rate",
+            "control:write:mail",
+            false,
+        ),
+        (
+            "/act/control?name=tier%2Fdocs%2F5s&verb=release",
+            "control:write:tier/docs/5s",
+            false,
+        ),
+        ("/act/plan?kind=discard&all=1", "dead-letters:operate", false),
+        ("/act/redrive?id=x&verb=start", "dead-letters:operate", false),
+        ("/act/group?id=x&verb=resolve", "dead-letters:operate", false),
+    ];
+    for (token, is_shown) in [
+        ("operator", [true; 9]),
+        ("sms", pages.map(|(.., of_sms)| of_sms)),
+        // The same browser, after another sign-in.
+        ("viewer", [false; 9]),
+    ] {
+        sign_in(&mut browser, token, "/").await;
+        for ((page, scope, _), is_shown) in pages.iter().zip(is_shown) {
+            let answer = browser.get(page).await;
+            let is_page = !page.starts_with("/act/");
+            let shows = |text: &str| answer.body.contains(text);
+            assert_eq!(
+                shows("class=\"act\"") || shows("href=\"/act/"),
+                is_shown,
+                "{token} {page}: {answer:?}"
+            );
+            let status = if is_shown || is_page { 200 } else { 403 };
+            assert_eq!(answer.status, status, "{token} {page}: {answer:?}");
+            if !is_shown {
+                assert!(
+                    shows("You can view; changing needs the scope"),
+                    "{token} {page}: {answer:?}"
+                );
+                assert!(shows(scope), "{token} {page}: {answer:?}");
+            }
+        }
+    }
+}

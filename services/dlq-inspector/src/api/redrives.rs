@@ -2,6 +2,7 @@
 
 mod edit;
 mod plan;
+mod preview;
 pub(super) mod visible;
 
 use std::sync::Arc;
@@ -21,7 +22,7 @@ use tonic::{Code, Request, Response, Status};
 
 use super::list::page_size;
 use super::token::{NameToken, PageToken, query_hash};
-use super::{Api, bounded};
+use super::{Api, bounded, with_memory};
 use crate::access::Viewer;
 use crate::index::{Cursor, IndexedLetter};
 use crate::redrive::change::{Change, ChangeError, ChangeRequest, JobChange, RefusedChange};
@@ -141,6 +142,16 @@ impl RedriveService for Api {
             self.redrive_message(&viewer, &request.id).await
         };
         self.observed("GetRedrive", response).await
+    }
+
+    async fn get_redrive_preview(
+        &self,
+        request: Request<v1::GetRedriveRequest>,
+    ) -> Result<Response<v1::RedrivePreview>, Status> {
+        let viewer = self.viewer(&request)?;
+        let response = self.preview(&viewer, &request.get_ref().id);
+        let answer = self.call("GetRedrivePreview", &viewer, response).await;
+        Ok(with_memory(answer?.into_inner()))
     }
 
     async fn list_redrives(

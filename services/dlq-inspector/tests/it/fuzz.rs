@@ -22,7 +22,8 @@ use tonic::{Code, Request, Status};
 use crate::support::{DEADLINE, InspectorEnv, dead};
 
 /// What the inspector serves.
-const SERVICES: [&str; 6] = [
+const SERVICES: [&str; 7] = [
+    "redeliver.v1.AccessService",
     "redeliver.v1.AuditService",
     "redeliver.v1.ControlService",
     "redeliver.v1.DeadLetterService",

@@ -305,6 +305,42 @@ pub(crate) async fn get(inspector: &mut Inspector, id: &str) -> Result<v1::Redri
     Ok(answer.into_inner())
 }
 
+/// What a job would write.
+pub(crate) async fn preview(inspector: &mut Inspector, id: &str) -> Vec<v1::RedriveSample> {
+    let request = v1::GetRedriveRequest { id: id.to_owned() };
+    let preview = client(inspector).await.get_redrive_preview(request).await;
+    preview.unwrap().into_inner().samples
+}
+
+/// A record was written with the headers of its preview. Only the time of the redrive differs.
+#[track_caller]
+pub(crate) fn assert_previewed(sample: &v1::RedriveSample, record: &Record) {
+    assert_eq!(sample.outcome(), v1::RedriveOutcome::Done);
+    let mut expected = BTreeMap::<&str, Vec<Option<&[u8]>>>::new();
+    for (name, value) in record.headers.iter() {
+        expected.entry(name).or_default().push(value);
+    }
+    let mut previewed = BTreeMap::new();
+    for header in &sample.headers {
+        let values = match header.kind() {
+            v1::HeaderChangeKind::Kept => &header.before,
+            _ => &header.after,
+        };
+        if !values.is_empty() {
+            let values: Vec<Option<&[u8]>> = values.iter().map(|value| value.bytes.as_deref()).collect();
+            previewed.insert(header.name.as_str(), values);
+        }
+    }
+    assert!(previewed.remove("redrive-time").is_some() && expected.remove("redrive-time").is_some());
+    assert_eq!(previewed, expected);
+}
+
+#[track_caller]
+fn change_of(sample: &v1::RedriveSample, name: &str) -> v1::HeaderChangeKind {
+    let header = sample.headers.iter().find(|header| header.name == name);
+    header.unwrap_or_else(|| panic!("{name}: {sample:?}")).kind()
+}
+
 pub(crate) async fn until(inspector: &mut Inspector, id: &str, states: &[v1::RedriveState]) -> v1::Redrive {
     eventually_async("the state of the redrive", DEADLINE * 3, async || {
         let job = get(inspector, id).await.map_err(|status| status.to_string())?;
@@ -408,6 +444,7 @@ async fn record_returns_once_byte_for_byte() {
     );
     assert_eq!(job.refused[0].reason(), v1::RedriveOutcome::PayloadOmitted);
     assert_eq!(job.destinations[0].topic, &*world.due);
+    let samples = preview(&mut inspector, &job.id).await;
     assert_eq!(world.redriven().len(), 0, "a plan does nothing");
     start(&mut inspector, &job.id).await;
     let job = until(&mut inspector, &job.id, &ENDED).await;
@@ -452,8 +489,19 @@ async fn record_returns_once_byte_for_byte() {
         let found = redriven.iter().find(|record| record.position == written);
         let found = found.expect("a record at the position");
         assert_eq!(found.headers.last("original-offset"), Some(offset.as_bytes()));
+        if let Some(sample) = samples.iter().find(|sample| sample.id == item.id) {
+            assert_previewed(sample, found);
+            assert_eq!(sample.destination, &*world.due);
+            assert_eq!(change_of(sample, "error-code"), v1::HeaderChangeKind::Removed);
+            assert_eq!(change_of(sample, "original-offset"), v1::HeaderChangeKind::Kept);
+        }
     }
-    assert_eq!(items.len(), 6);
+    assert_eq!((items.len(), samples.len()), (6, 3));
+    let after = preview(&mut inspector, &job.id).await;
+    let is_redriven = |sample: &v1::RedriveSample| {
+        sample.outcome() == v1::RedriveOutcome::Redriven && sample.headers.is_empty()
+    };
+    assert!(after.iter().all(is_redriven), "{after:?}");
 
     let audited = world.audited(&job.id);
     let actions = audited.iter();
@@ -961,6 +1009,19 @@ async fn redrives_need_scopes_and_hide_topics() {
         assert_eq!(seen.refused.len(), job.refused.len(), "{text}");
         assert_eq!(seen.warnings.len(), job.warnings.len(), "{text}");
         assert_eq!((&seen.sources, &seen.samples), (&job.sources, &job.samples));
+        let request = v1::GetRedriveRequest { id: job.id.clone() };
+        let preview = client("viewer").get_redrive_preview(request).await.unwrap();
+        let samples = preview.into_inner().samples;
+        assert_eq!(shows(&format!("{samples:?}")), None, "{samples:?}");
+        let is_withheld = |sample: &v1::RedriveSample| {
+            sample.payload_withheld() == v1::PayloadWithheld::NoPermission
+                && sample.headers.is_empty()
+                && !sample.destination.is_empty()
+        };
+        assert!(
+            !samples.is_empty() && samples.iter().all(is_withheld),
+            "{samples:?}"
+        );
         // What is written to the pipeline of dead letters that the caller sees comes back to them.
         let is_of_pipeline = job.id == by_ids.id;
         assert_eq!(seen.destinations == job.destinations, is_of_pipeline, "{text}");

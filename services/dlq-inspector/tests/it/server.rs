@@ -4,6 +4,7 @@ use futures::StreamExt as _;
 use redeliver_proto::auth::SendToken;
 use redeliver_proto::error::reason;
 use redeliver_proto::v1;
+use redeliver_proto::v1::access_service_client::AccessServiceClient;
 use redeliver_proto::v1::dead_letter_service_client::DeadLetterServiceClient;
 use redeliver_service::identity::new_token;
 use tonic::Code;
@@ -77,6 +78,7 @@ async fn calls_require_token_with_scope() {
         let mut services = [
             reflection,
             "grpc.health.v1.Health",
+            "redeliver.v1.AccessService",
             "redeliver.v1.AuditService",
             "redeliver.v1.ControlService",
             "redeliver.v1.DeadLetterService",
@@ -92,18 +94,24 @@ async fn calls_require_token_with_scope() {
     assert_eq!(services, expected("grpc.reflection.v1.ServerReflection"));
     let services = reflected!(inspector.channel().await, reflection_v1alpha);
     assert_eq!(services, expected("grpc.reflection.v1alpha.ServerReflection"));
-    for (token, expected) in [
-        (None, Some((Code::Unauthenticated, "TOKEN_MISSING"))),
-        (Some("wrong"), Some((Code::Unauthenticated, "TOKEN_WRONG"))),
+    for (token, scope, expected) in [
+        (None, None, Some((Code::Unauthenticated, "TOKEN_MISSING"))),
+        (Some("wrong"), None, Some((Code::Unauthenticated, "TOKEN_WRONG"))),
         // Has no scope for dead letters.
         (
-            Some(&other.token),
+            Some(&*other.token),
+            Some("jobs:*"),
             Some((Code::PermissionDenied, "PERMISSION_DENIED")),
         ),
-        (Some(&reader.token), None),
-        (Some("s3cret"), None),
+        (Some(&*reader.token), Some("dead-letters:read"), None),
+        (Some("s3cret"), Some("*"), None),
     ] {
         let interceptor = SendToken::new(token).unwrap();
+        let mut access =
+            AccessServiceClient::with_interceptor(inspector.channel().await, interceptor.clone());
+        let access = access.get_access(v1::GetAccessRequest {}).await;
+        let scopes = access.ok().map(|access| access.into_inner().scopes);
+        assert_eq!(scopes, scope.map(|scope| vec![scope.to_owned()]));
         let mut client = DeadLetterServiceClient::with_interceptor(inspector.channel().await, interceptor);
         let listed = client
             .list_dead_letters(v1::ListDeadLettersRequest::default())

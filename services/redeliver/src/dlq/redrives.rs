@@ -7,20 +7,23 @@ use std::time::Duration;
 use clap::{Args, Subcommand};
 use redeliver_client::convert::{time as time_of, to_duration, to_timestamp};
 use redeliver_client::messages::{
-    ChangeRedriveRequest, GetRedriveRequest, ListRedriveItemsRequest, ListRedrivesRequest,
-    PlanRedriveRequest, Redrive, RedriveCount, RedriveItem, RedriveKind, RedriveOutcome, RedriveState,
-    SetRedriveRateRequest,
+    ChangeRedriveRequest, GetRedriveRequest, HeaderValue, ListRedriveItemsRequest, ListRedrivesRequest,
+    PlanRedriveRequest, Redrive, RedriveCount, RedriveItem, RedriveKind, RedriveOutcome, RedriveSample,
+    RedriveState, SetRedriveRateRequest,
 };
 use redeliver_client::{ClientError, RedriveClient, Timestamp};
+use redeliver_core::error_chain::error_chain;
 use redeliver_core::{Clock as _, HumanDuration, SystemClock};
 
 use super::InspectorArgs;
 use super::completeness::EXIT_INCOMPLETE;
 use super::outage::Outage;
+use super::show::WITHHELD;
 use crate::connection::CliError;
 use crate::jobs::time;
 use crate::output::{
-    Column, Format, Json, OutputArgs, Text as _, fields, in_one_line, object, print_item, print_items,
+    Column, Format, Json, OutputArgs, Text as _, fields, in_one_line, line, object, print_item, print_items,
+    table,
 };
 use crate::pages::read_pages;
 use crate::progress::Progress;
@@ -363,12 +366,18 @@ pub(super) async fn execute(
     let job = plan().await?;
     check_kind(&job, kind)?;
     if args.plan {
-        print_item(args.output.format, || as_text(&job), || as_json(&job));
+        let samples = preview(client, &job).await;
+        let text = || as_text(&job) + &samples_text(&samples);
+        print_item(args.output.format, text, || with_preview(&job, &samples));
         return Ok(Executed::Accepted);
     }
     eprint!("{}", as_text(&job));
     // A repeated request can return a job that runs. Declining must not cancel that one.
     let is_asked = !args.yes && job.state() == RedriveState::Planned;
+    if is_asked {
+        let samples = preview(client, &job).await;
+        eprint!("{}", samples_text(&samples));
+    }
     if is_asked && !is_confirmed(&job)? {
         client.cancel(as_shown(&job)).await?;
         eprintln!("nothing was done");
@@ -381,6 +390,21 @@ pub(super) async fn execute(
     }
     let ended = wait(client, &started.id, args.output.format).await?;
     Ok(Executed::of(&ended))
+}
+
+/// What would be written for some dead letters of a job. Without it, the plan is shown as well.
+async fn preview(client: &RedriveClient, job: &Redrive) -> Vec<RedriveSample> {
+    if job.kind() != RedriveKind::Redrive {
+        return Vec::new();
+    }
+    let request = GetRedriveRequest { id: job.id.clone() };
+    match client.preview(request).await {
+        Ok(preview) => preview.samples,
+        Err(error) => {
+            eprintln!("what would be written is not known: {}", error_chain(&error));
+            Vec::new()
+        }
+    }
 }
 
 /// Refuses a job of another kind: an inspector that does not compare requests returns one that had the same `--request-id`.
@@ -681,6 +705,62 @@ fn as_text(job: &Redrive) -> String {
         text += &format!("warning: {}\n", in_one_line(warning));
     }
     text
+}
+
+/// The longest value of a header in a plan, in bytes.
+const SHOWN_VALUE: usize = 60;
+
+fn samples_text(samples: &[RedriveSample]) -> String {
+    let mut text = String::new();
+    for sample in samples {
+        let id = in_one_line(&sample.id);
+        text += &match sample.outcome() {
+            RedriveOutcome::Done => {
+                format!(
+                    "\n{id} would be written to {}\n",
+                    in_one_line(&sample.destination)
+                )
+            }
+            RedriveOutcome::PayloadOmitted => format!("\n{id}: its payload is read at its origin\n"),
+            skipped => format!(
+                "\n{id} would be skipped: {}\n",
+                skipped.name().unwrap_or_default()
+            ),
+        };
+        if sample.payload_withheld != 0 {
+            text += &format!("headers {WITHHELD}\n");
+        }
+        if !sample.headers.is_empty() {
+            let rows = sample.headers.iter().map(|header| {
+                vec![
+                    header.name.clone(),
+                    header.kind().name().unwrap_or_default(),
+                    values(&header.before),
+                    values(&header.after),
+                ]
+            });
+            text += &table(&["header", "change", "before", "after"], rows);
+            text += "\n";
+        }
+        if sample.headers_truncated {
+            text += "(more headers are not shown)\n";
+        }
+    }
+    text
+}
+
+fn values(values: &[HeaderValue]) -> String {
+    let value = |value: &HeaderValue| match &value.bytes {
+        None => "(null)".to_owned(),
+        Some(bytes) => line(bytes, SHOWN_VALUE),
+    };
+    values.iter().map(value).collect::<Vec<_>>().join(", ")
+}
+
+fn with_preview(job: &Redrive, samples: &[RedriveSample]) -> Json {
+    let mut json = as_json(job);
+    json["preview"] = samples.iter().map(|sample| Json::from(object(sample))).collect();
+    json
 }
 
 /// The requested change, as in the command line.

@@ -12,7 +12,7 @@ const SHOWN: usize = 16 * 1024;
 /// Limit of the names of masked headers or paths in text output, in characters.
 const SHOWN_NAMES: usize = 500;
 /// What is shown instead of a key or a payload that the caller may not see.
-const WITHHELD: &str = "(withheld: needs the scope dead-letters:payload)";
+pub(super) const WITHHELD: &str = "(withheld: needs the scope dead-letters:payload)";
 /// What is shown instead of a key or a payload that is masked as a whole.
 pub(super) const MASKED: &str = "(masked: needs the scope dead-letters:unmasked)";
 

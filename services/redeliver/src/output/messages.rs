@@ -47,6 +47,7 @@ shown!(
     PipelineTrace,
     Redrive,
     RedriveItem,
+    RedriveSample,
     Stats,
     TopicStats,
     WaitingCounts,

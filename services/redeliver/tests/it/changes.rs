@@ -211,6 +211,7 @@ impl World {
         let (group, letter) = (self.group(), self.letter());
         let id = || json!({ "id": letter["id"] });
         vec![
+            ("AccessService.GetAccess", json!({})),
             ("AuditService.ListAuditEntries", json!({})),
             ("ControlService.GetControl", json!({ "name": self.pipeline() })),
             ("ControlService.ListControls", json!({})),
@@ -221,6 +222,7 @@ impl World {
             ("DeadLetterService.ListGroups", json!({})),
             ("DeadLetterService.ReadPayload", id()),
             ("RedriveService.GetRedrive", json!({ "id": job })),
+            ("RedriveService.GetRedrivePreview", json!({ "id": job })),
             ("RedriveService.ListRedriveItems", json!({ "id": job })),
             ("RedriveService.ListRedrives", json!({})),
             ("WaitingService.GetWaitingStats", json!({})),

@@ -2,15 +2,16 @@
 
 mod browser;
 mod in_browser;
+mod tasks;
 
 use std::net::SocketAddr;
 use std::process::Command;
 
 use redeliver_testkit::http::{self, Method};
-use redeliver_testkit::{Process, ServiceProcess, binary, eventually, run};
+use redeliver_testkit::{Process, Reply, ServiceProcess, binary, eventually, run};
 use sha2::{Digest as _, Sha256};
 
-use crate::support::{DEADLINE, Pipe, PipeBuilder};
+use crate::support::{DEADLINE, Pipe, PipeBuilder, records};
 
 /// What stands between two texts, the first time.
 #[track_caller]
@@ -90,7 +91,14 @@ struct Form {
 impl Form {
     #[track_caller]
     fn open(console: SocketAddr, path: &str) -> Self {
-        let page = http::exchange(Method::GET, console, path, &[], String::new()).unwrap();
+        Self::open_as("", console, path)
+    }
+
+    /// For the viewer with these cookies.
+    #[track_caller]
+    fn open_as(session: &str, console: SocketAddr, path: &str) -> Self {
+        let headers = [("cookie", session)];
+        let page = http::exchange(Method::GET, console, path, &headers, String::new()).unwrap();
         assert_eq!(page.status, 200, "{path}: {}", page.body);
         let cookie = page.headers["set-cookie"].to_str().unwrap();
         for flag in ["HttpOnly", "SameSite=Strict", "Path=/"] {
@@ -110,7 +118,7 @@ impl Form {
         Self {
             console,
             path: path.to_owned(),
-            cookie: cookie.split(';').next().unwrap().to_owned(),
+            cookie: format!("{session}; {}", cookie.split(';').next().unwrap()),
             fields: inputs.chain(texts).collect(),
         }
     }
@@ -192,6 +200,13 @@ fn forms_act_once() {
     assert_eq!(plan.send_from("cross-site").status, 403);
     let start = plan.send();
     assert!(start.starts_with("/act/redrive?id="), "{start}");
+    for (header, change) in [
+        ("redrive-id", "added"),
+        ("error-code", "removed"),
+        ("pipeline", "kept"),
+    ] {
+        shows(&start, &format!(">{header}</td><td>{change}</td>"));
+    }
     let redrive = Form::open(console, &start).send();
     shows(&redrive, "INC-17 &#38; &#60;b&#62;");
     let (_, redrives) = http::get(console, "/redrives").unwrap();
@@ -324,20 +339,25 @@ struct SignIn {
     address: SocketAddr,
     console: ServiceProcess,
     _inspector: ServiceProcess,
-    _pipe: Pipe,
+    pipe: Pipe,
 }
 
 impl SignIn {
-    /// With these tokens and their scopes, and more settings of the inspector.
+    /// With these tokens and their scopes, and more settings of the inspector. The endpoint of the pipeline rejects all records.
     fn start(tokens: &[(&str, &str)], settings: &[String]) -> Self {
-        let entry = |(index, (token, scope)): (usize, &(&str, &str))| {
+        let entry = |(index, (token, scopes)): (usize, &(&str, &str))| {
             let hash: String = Sha256::digest(token)
                 .iter()
                 .map(|byte| format!("{byte:02x}"))
                 .collect();
-            format!("  - {{ name: viewer-{index}, sha256: {hash}, scopes: ['{scope}'] }}\n")
+            format!("  - {{ name: viewer-{index}, sha256: {hash}, scopes: [{scopes}] }}\n")
         };
-        let pipe = PipeBuilder::new("console").with_inspector().create();
+        let pipe = PipeBuilder::new("console")
+            .with_inspector()
+            .set("control.topic", "{name}-control")
+            .set("audit.topic", "{name}-audit")
+            .behave(|_| Reply::status(422))
+            .create();
         let file = pipe.env.directory().join("tokens");
         let tokens: String = tokens.iter().enumerate().map(entry).collect();
         std::fs::write(&file, format!("tokens:\n{tokens}")).unwrap();
@@ -360,8 +380,35 @@ impl SignIn {
             address: console.word_after(" address=").parse().unwrap(),
             console,
             _inspector: inspector,
-            _pipe: pipe,
+            pipe,
         }
+    }
+
+    fn sign_in(&self, token: &str) -> http::Answer {
+        let origin = format!("http://{}", self.address);
+        let headers = [
+            ("origin", origin.as_str()),
+            ("content-type", "application/x-www-form-urlencoded"),
+        ];
+        let body = format!("token={token}&return=%2Fletters");
+        http::exchange(Method::POST, self.address, "/sign-in", &headers, body).unwrap()
+    }
+
+    /// The cookies of who has signed in with this token.
+    #[track_caller]
+    fn session(&self, token: &str) -> String {
+        let signed_in = self.sign_in(token);
+        assert_eq!(signed_in.status, 303, "{signed_in:?}");
+        let cookies = signed_in.headers.get_all("set-cookie").iter();
+        let cookies: Vec<&str> = cookies
+            .map(|cookie| cookie.to_str().unwrap().split(';').next().unwrap())
+            .collect();
+        cookies.join("; ")
+    }
+
+    fn get(&self, session: &str, path: &str) -> http::Answer {
+        let headers = [("cookie", session)];
+        http::exchange(Method::GET, self.address, path, &headers, String::new()).unwrap()
     }
 }
 
@@ -371,18 +418,7 @@ fn viewers_see_what_their_tokens_permit() {
     let reader = "r".repeat(16 << 10);
     let tokens = [(reader.as_str(), "dead-letters:read"), ("other", "jobs:read")];
     let mut system = SignIn::start(&tokens, &[]);
-    let address = system.address;
-    let origin = format!("http://{address}");
-
-    let sign_in = |token: &str| {
-        let headers = [
-            ("origin", origin.as_str()),
-            ("content-type", "application/x-www-form-urlencoded"),
-        ];
-        let body = format!("token={token}&return=%2Fletters");
-        http::exchange(Method::POST, address, "/sign-in", &headers, body).unwrap()
-    };
-    let refused = sign_in("guessed");
+    let refused = system.sign_in("guessed");
     assert!(
         refused.status == 401 && refused.body.contains("The token is refused"),
         "{refused:?}"
@@ -391,16 +427,75 @@ fn viewers_see_what_their_tokens_permit() {
         (reader.as_str(), 200, "No dead letter"),
         ("other", 403, "Needs the scope dead-letters:read"),
     ] {
-        let signed_in = sign_in(token);
-        assert_eq!(signed_in.status, 303, "{signed_in:?}");
-        let cookies = signed_in.headers.get_all("set-cookie").iter();
-        let cookies: Vec<&str> = cookies
-            .map(|cookie| cookie.to_str().unwrap().split(';').next().unwrap())
-            .collect();
-        let cookies = cookies.join("; ");
-        let headers = [("cookie", cookies.as_str())];
-        let page = http::exchange(Method::GET, address, "/letters", &headers, String::new()).unwrap();
+        let page = system.get(&system.session(token), "/letters");
         assert!(page.status == status && page.body.contains(shown), "{page:?}");
     }
     system.console.shut_down();
+}
+
+#[test]
+fn viewers_cannot_act() {
+    let tokens = [
+        ("viewer", "dead-letters:read, control:read"),
+        ("operator", "dead-letters:*, control:*"),
+    ];
+    let system = SignIn::start(&tokens, &[]);
+    let _enricher = system.pipe.enricher("a");
+    let sent = system.pipe.produce(records(3));
+    system.pipe.settle(&sent, DEADLINE);
+    let [viewer, operator] = ["viewer", "operator"].map(|token| system.session(token));
+    let link = |page: &str, prefix: &str| {
+        let start = format!("href=\"{prefix}");
+        eventually(page, DEADLINE, || match system.get(&operator, page) {
+            answer if answer.status == 200 && answer.body.contains(&start) => {
+                Ok(format!("{prefix}{}", between(&answer.body, &start, "\"")))
+            }
+            answer => Err(format!("{answer:?}")),
+        })
+    };
+    let letter = link("/letters", "/letters/");
+    let group = link("/groups", "/groups/");
+    let pipeline = format!("/pipelines/{}", system.pipe.name());
+    let mut forms = Vec::new();
+    for page in ["/letters", &letter, &group, &pipeline] {
+        let shown = system.get(&operator, page).body;
+        let links = shown.split("href=\"/act/").skip(1);
+        let links: Vec<String> = links
+            .map(|rest| unescaped(&format!("/act/{}", rest.split('"').next().unwrap())))
+            .collect();
+        assert!(
+            links.len() >= 3 && !shown.contains("You can view"),
+            "{page}: {shown}"
+        );
+        forms.extend(links);
+        let shown = system.get(&viewer, page).body;
+        assert!(!shown.contains("\"/act/"), "{page}: {shown}");
+        assert!(
+            shown.contains("You can view; changing needs the scope"),
+            "{page}: {shown}"
+        );
+    }
+    for path in &forms {
+        let shown = system.get(&viewer, path);
+        assert!(
+            shown.status == 403 && !shown.body.contains("class=\"act\""),
+            "{path}: {shown:?}"
+        );
+        // A viewer does not see what an edit begins with.
+        let is_named = shown.body.contains("changing needs the scope") || path.starts_with("/act/edit");
+        assert!(is_named, "{path}: {shown:?}");
+        let form = Form::open_as(&operator, system.address, path);
+        assert!(form.fields.len() > 2, "{path}");
+    }
+    // What is sent anyway is refused.
+    for prefix in ["/act/group", "/act/plan", "/act/control"] {
+        let path = forms.iter().find(|path| path.starts_with(prefix)).unwrap();
+        let form = Form::open_as(&operator, system.address, path).fill("reason", "INC-17");
+        let forged = Form {
+            cookie: form.cookie.replace(&operator, &viewer),
+            ..form
+        };
+        let refused = forged.refused(403);
+        assert!(refused.contains("Not permitted"), "{path}: {refused}");
+    }
 }

@@ -93,6 +93,18 @@ fn dead_letters_return_once_fixed() {
     assert!(refused.stderr.contains("--yes"), "{refused:?}");
     let plan = cli.json(0, &["redrive", "--all", "--plan"]);
     assert_eq!((&plan["state"], &plan["total"]), (&"planned".into(), &20.into()));
+    let samples = plan["preview"].as_array().unwrap();
+    assert_eq!(samples.len(), 3, "{plan}");
+    for sample in samples {
+        let headers = sample["headers"].as_array().unwrap().iter();
+        let mut kinds = headers.map(|header| (&header["name"], &header["kind"]));
+        let is_removed = kinds
+            .clone()
+            .any(|of| of == (&"error-code".into(), &"removed".into()));
+        let is_kept = kinds.any(|of| of == (&"__connect.errors.topic".into(), &"kept".into()));
+        assert!(is_removed && is_kept, "{sample}");
+        assert_eq!(sample["destination"], plan["destinations"][0]["topic"]);
+    }
     // Two dead letters are not to be redriven.
     let list = cli.json(0, &words("ls --limit 2"));
     let ids = [0, 1].map(|number| list["dead_letters"][number]["id"].as_str().unwrap());

@@ -170,7 +170,7 @@ fn binaries_print_help_and_version() {
         ),
         (
             "retry-tier",
-            "\n      --tier <DELAY>  Serve only this tier, such as 30s; ",
+            "\n      --tier <DELAY>             Serve only this tier, such as 30s; ",
         ),
     ] {
         let help = help(name);

@@ -6,7 +6,7 @@ use redeliver_core::{Failure, Headers};
 use redeliver_proto::convert::from_state;
 use redeliver_proto::v1::job_service_server::JobService;
 use redeliver_proto::{auth, v1};
-use redeliver_service::identity::Identity;
+use redeliver_service::identity::grpc::caller;
 use tonic::metadata::{MetadataMap, MetadataValue};
 use tonic::{Request, Response, Status};
 
@@ -39,12 +39,6 @@ pub(super) fn asked(metadata: &MetadataMap) -> Result<Asked, Status> {
     let reason = read_reason(encoded).map_err(|failure| RequestError::from(failure).into_status())?;
     let trace = trace(metadata);
     Ok(Asked { trace, reason })
-}
-
-/// The caller. The layer that authenticates requests has added it.
-pub(super) fn caller<T>(request: &Request<T>) -> Result<Identity, Status> {
-    let caller = request.extensions().get::<Identity>().cloned();
-    caller.ok_or_else(|| Status::internal("the request was not authenticated"))
 }
 
 fn parse_id(text: &str) -> Result<JobId, Status> {

@@ -7,11 +7,15 @@ use redeliver_client::messages::{
 use super::control::{self, Verb};
 use super::plan::{self, Kind};
 use super::{edit, job};
+use crate::access::Need;
 use crate::page::Button;
 
 /// For all dead letters that match a filter.
 pub(in crate::pages) fn matching(filter: &str) -> Vec<Button> {
-    let button = |label: &str, kind| Button::new(label, plan::link(kind, "filter", filter));
+    let button = |label: &str, kind| {
+        // The form knows the topics.
+        Button::new(label, plan::link(kind, "filter", filter)).needs(Need::operate([]))
+    };
     vec![
         button("Redrive all that match", Kind::Redrive).next(),
         button("Discard all that match", Kind::Discard),
@@ -21,11 +25,14 @@ pub(in crate::pages) fn matching(filter: &str) -> Vec<Button> {
 
 /// For one dead letter.
 pub(in crate::pages) fn letter(letter: &DeadLetter) -> Vec<Button> {
-    let button = |label: &str, kind| Button::new(label, plan::link(kind, "id", &letter.id));
+    let topics = letter.position.iter().map(|position| position.topic.as_str());
+    let button = |label: &str, kind| {
+        Button::new(label, plan::link(kind, "id", &letter.id)).needs(Need::operate(topics.clone()))
+    };
     match letter.state() {
         DeadLetterState::Open => vec![
             button("Redrive", Kind::Redrive).next(),
-            Button::new("Edit and redrive", edit::link(&letter.id)),
+            Button::new("Edit and redrive", edit::link(&letter.id)).needs(edit::needs(letter)),
             button("Discard", Kind::Discard),
         ],
         DeadLetterState::Discarded => vec![button("Restore", Kind::Restore)],
@@ -43,7 +50,7 @@ pub(in crate::pages) fn jobs(app: &str) -> Vec<Button> {
             ("Resume", Verb::Resume),
             ("Rate", Verb::Rate),
         ] {
-            buttons.push(Button::new(format!("{label} {app}"), control::link(&name, verb)));
+            buttons.push(control::button(format!("{label} {app}"), &name, verb));
         }
     }
     buttons
@@ -54,10 +61,7 @@ pub(in crate::pages) fn pipeline(pipeline: &PipelineOverview) -> Vec<Button> {
     let mut buttons = run(&format!("pipeline/{}", pipeline.pipeline), pipeline.run.as_ref());
     if pipeline.has_long_waits {
         let name = format!("tier/{}/scheduler", pipeline.pipeline);
-        buttons.push(Button::new(
-            "Release long waits",
-            control::link(&name, Verb::Release),
-        ));
+        buttons.push(control::button("Release long waits", &name, Verb::Release));
     }
     buttons
 }
@@ -69,17 +73,17 @@ pub(in crate::pages) fn tier(pipeline: &str, place: &WaitingOverview) -> Vec<But
     }
     let name = format!("tier/{pipeline}/{}", place.place);
     let mut buttons = run(&name, place.run.as_ref());
-    buttons.push(Button::new("Release", control::link(&name, Verb::Release)));
+    buttons.push(control::button("Release", &name, Verb::Release));
     buttons
 }
 
-/// The form that resumes what has this name.
-pub(in crate::pages) fn resume(name: &str) -> String {
-    control::link(name, Verb::Resume)
+/// The form that resumes what has this name. It also shows who has paused it.
+pub(in crate::pages) fn resume(name: &str) -> Button {
+    control::button("Resume", name, Verb::Resume)
 }
 
 fn run(name: &str, run: Option<&RunOverview>) -> Vec<Button> {
-    let button = |label: &str, verb| Button::new(label, control::link(name, verb));
+    let button = |label: &str, verb| control::button(label, name, verb);
     let is_paused = run.and_then(|run| run.paused);
     let mut buttons = Vec::new();
     if is_paused != Some(true) {
@@ -93,7 +97,7 @@ fn run(name: &str, run: Option<&RunOverview>) -> Vec<Button> {
             control if control == name => ("Resume", name),
             control => ("Resume in all pipelines", control),
         };
-        buttons.push(Button::new(label, control::link(name, Verb::Resume)).next());
+        buttons.push(control::button(label, name, Verb::Resume).next());
     }
     buttons.push(button("Rate", Verb::Rate));
     if run.is_some_and(|run| run.per_second.is_some()) || is_paused == Some(true) {

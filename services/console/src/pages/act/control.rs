@@ -9,11 +9,12 @@ use redeliver_client::messages::{
 use serde::Deserialize;
 
 use super::{Act, Fact, Sheet, accept_repeated, by, fact, seen, shown};
-use crate::backend::Backend;
+use crate::access::Need;
+use crate::backend::{Backend, Service};
 use crate::command::{Command, or};
 use crate::form::{self, Field, Fields, required};
 use crate::html;
-use crate::page::{Frame, Part, Problem, address, segment};
+use crate::page::{Button, Frame, Part, Problem, address, segment};
 use crate::pages::pipeline;
 
 #[derive(Clone, Copy, Default, Deserialize, PartialEq)]
@@ -40,9 +41,10 @@ impl Verb {
     }
 }
 
-/// The form for what has this name, such as `pipeline/docs`.
-pub(crate) fn link(name: &str, verb: Verb) -> String {
-    address("/act/control", &[("name", name), ("verb", verb.name())])
+/// The button for the form about what has this name, such as `pipeline/docs`.
+pub(super) fn button(label: impl Into<String>, name: &str, verb: Verb) -> Button {
+    let link = address("/act/control", &[("name", name), ("verb", verb.name())]);
+    Button::new(label, link).needs(vec![Need::control(name)])
 }
 
 #[derive(Default, Deserialize)]
@@ -174,6 +176,10 @@ impl Change {
 impl Act for Change {
     const SECTION: &'static str = "/";
 
+    fn service(&self) -> Service {
+        Service::of_control(&self.name)
+    }
+
     fn forget(&mut self) {
         self.revision.clear();
     }
@@ -249,7 +255,13 @@ impl Act for Change {
             facts,
             warnings,
             fields,
-            ..Sheet::new(title, button, self.command(&revision), self.back())
+            ..Sheet::new(
+                vec![Need::control(name)],
+                title,
+                button,
+                self.command(&revision),
+                self.back(),
+            )
         })
     }
 

@@ -8,10 +8,12 @@ use bytes::Bytes;
 use redeliver_client::messages::{DeadLetter, EditedBytes, Header, PlanEditRequest, RedriveEdit};
 use redeliver_core::kept::is_editable;
 use redeliver_core::terminal::is_harmful;
+use redeliver_runtime::config::Verb;
 use serde::Deserialize;
 use similar::TextDiff;
 
 use super::{Act, Sheet, fact, lines, redrive};
+use crate::access::Need;
 use crate::backend::Backend;
 use crate::command::Command;
 use crate::form::{self, Field, Fields, Input};
@@ -23,6 +25,13 @@ const DIFF_TIMEOUT: Duration = Duration::from_millis(200);
 
 pub(crate) fn link(id: &str) -> String {
     address("/act/edit", &[("id", id)])
+}
+
+/// What an edit needs. Who cannot see the record as it is cannot edit it.
+pub(super) fn needs(letter: &DeadLetter) -> Vec<Need> {
+    let topic = letter.position.as_ref().map_or("", |position| &position.topic);
+    let verbs = [Verb::Operate, Verb::Edit, Verb::Payload];
+    verbs.map(|verb| Need::dead_letters(verb, topic)).into()
 }
 
 #[derive(Default, Deserialize)]
@@ -272,6 +281,7 @@ impl Act for Edit {
             fields,
             preview: Some("Show what differs"),
             ..Sheet::new(
+                needs(&letter),
                 "Edit and redrive",
                 "Plan the redrive of 1 edited dead letter",
                 self.command(&edit),

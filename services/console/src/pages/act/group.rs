@@ -8,6 +8,7 @@ use redeliver_client::messages::{
 use serde::Deserialize;
 
 use super::{Act, Sheet, accept_repeated, by, count, fact, lines, plan, seen, shown};
+use crate::access::Need;
 use crate::backend::Backend;
 use crate::command::{Command, or};
 use crate::form::{self, Field, Fields, Input, parsed, required};
@@ -33,6 +34,11 @@ impl Verb {
             Self::Note => "note",
         }
     }
+}
+
+/// What each change of a group needs: the topics of the group that the viewer sees.
+fn needs(group: &Group) -> Vec<Need> {
+    Need::operate(group.topics.iter().map(|topic| topic.topic.as_str()))
 }
 
 /// What can be done with a group now.
@@ -65,7 +71,11 @@ pub(crate) fn buttons(group: &Group) -> Vec<Button> {
         _ => buttons.extend([change("Resolve", Verb::Resolve), change("Mute", Verb::Mute)]),
     }
     buttons.push(change("Note", Verb::Note));
+    let needs = needs(group);
     buttons
+        .into_iter()
+        .map(|button| button.needs(needs.clone()))
+        .collect()
 }
 
 #[derive(Default, Deserialize)]
@@ -183,7 +193,13 @@ impl Act for Change {
         Ok(Sheet {
             facts,
             fields,
-            ..Sheet::new(title, button, command, segment("/groups", &group.id))
+            ..Sheet::new(
+                needs(&group),
+                title,
+                button,
+                command,
+                segment("/groups", &group.id),
+            )
         })
     }
 

@@ -6,7 +6,8 @@ use redeliver_core::HumanDuration;
 use serde::Deserialize;
 
 use super::{Act, Sheet, fact, lines, when};
-use crate::backend::Backend;
+use crate::access::Need;
+use crate::backend::{Backend, Service};
 use crate::command::{Command, or};
 use crate::form::{self, Field, Fields, Input, required};
 use crate::page::{Button, Frame, Part, Problem, address, segment};
@@ -35,10 +36,13 @@ pub(crate) fn buttons(job: &Job) -> Vec<Button> {
     if job.state() != JobState::Scheduled {
         return Vec::new();
     }
-    let link = |verb: Verb| address("/act/job", &[("id", &job.id), ("verb", verb.name())]);
+    let button = |label: &str, verb: Verb| {
+        let link = address("/act/job", &[("id", &job.id), ("verb", verb.name())]);
+        Button::new(label, link).needs(vec![Need::jobs(&job.app)])
+    };
     vec![
-        Button::new("Reschedule", link(Verb::Reschedule)),
-        Button::new("Cancel", link(Verb::Cancel)),
+        button("Reschedule", Verb::Reschedule),
+        button("Cancel", Verb::Cancel),
     ]
 }
 
@@ -48,6 +52,7 @@ pub(crate) fn schedule(app: &str) -> Button {
         "Schedule a job",
         address("/act/job", &[("verb", Verb::Schedule.name()), ("app", app)]),
     )
+    .needs(vec![Need::jobs(app)])
 }
 
 #[derive(Default, Deserialize)]
@@ -114,13 +119,24 @@ impl Change {
                 Field::new(Input::Lines(8), "data", "Data", &self.data)
                     .help("The value of the record that is written when the job is due."),
             ],
-            ..Sheet::new("Schedule a job", "Schedule 1 job", command, "/jobs".to_owned())
+            ..Sheet::new(
+                // The application can be changed in the form.
+                vec![Need::jobs("")],
+                "Schedule a job",
+                "Schedule 1 job",
+                command,
+                "/jobs".to_owned(),
+            )
         }
     }
 }
 
 impl Act for Change {
     const SECTION: &'static str = "/jobs";
+
+    fn service(&self) -> Service {
+        Service::Scheduler
+    }
 
     async fn sheet(&self, backend: &Backend, frame: &Frame) -> Part<Sheet> {
         if self.verb == Verb::Schedule {
@@ -150,6 +166,7 @@ impl Act for Change {
             ],
             fields,
             ..Sheet::new(
+                vec![Need::jobs(&job.app)],
                 title,
                 button,
                 command.argument(&job.id),

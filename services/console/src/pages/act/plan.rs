@@ -9,7 +9,8 @@ use redeliver_client::messages::{
 use redeliver_core::HumanDuration;
 use serde::Deserialize;
 
-use super::{Act, Fact, Sheet, count, fact, when};
+use super::{Act, Fact, Sheet, count, fact, redrive, when};
+use crate::access::Need;
 use crate::backend::Backend;
 use crate::command::Command;
 use crate::form::{self, Field, Fields, parsed};
@@ -182,7 +183,7 @@ impl Act for Plan {
         let selection = self.selection()?;
         let mut facts = Vec::new();
         let mut warnings = Vec::new();
-        let taken = match &selection {
+        let (taken, needs) = match &selection {
             Selection::Matching(_, _, filter) => {
                 let state = self.kind.takes();
                 let filter = match filter.as_str() {
@@ -198,7 +199,10 @@ impl Act for Plan {
                     facts.push(retention(&stats, frame));
                 }
                 warnings.extend(crate::page::gaps(stats.completeness.as_ref(), frame.now));
-                taken
+                (
+                    taken,
+                    Need::operate(counts(&stats).map(|topic| topic.topic.as_str())),
+                )
             }
             Selection::RetryOf(job) => {
                 let request = GetRedriveRequest {
@@ -206,7 +210,8 @@ impl Act for Plan {
                 };
                 let job = backend.redrives().get(request).await?;
                 facts.push(fact("Selected", format!("what {} has not done", job.id)));
-                u64::from(job.total - job.done.min(job.total))
+                let taken = u64::from(job.total - job.done.min(job.total));
+                (taken, redrive::needs(&job))
             }
         };
         if taken > MOST {
@@ -253,6 +258,7 @@ impl Act for Plan {
             warnings,
             fields,
             ..Sheet::new(
+                needs,
                 format!("Plan a {name}"),
                 format!("Plan the {name} of {letters}"),
                 self.command(&selection),
@@ -264,7 +270,7 @@ impl Act for Plan {
     async fn run(&self, backend: &Backend, request_id: &str) -> Part<Option<String>> {
         self.selection()?;
         let job = backend.redrives().plan(self.request(request_id)?).await?;
-        Ok(Some(super::redrive::link(&job.id, super::redrive::Verb::Start)))
+        Ok(Some(redrive::link(&job.id, redrive::Verb::Start)))
     }
 }
 

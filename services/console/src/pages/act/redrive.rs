@@ -1,13 +1,16 @@
 //! Starts, pauses, resumes and cancels a redrive, and changes its rate.
 
+use askama::filters::Safe;
 use redeliver_client::convert::from_duration;
 use redeliver_client::messages::{
-    ChangeRedriveRequest, GetRedriveRequest, Redrive, RedriveCount, RedriveKind, RedriveState,
-    SetRedriveRateRequest,
+    ChangeRedriveRequest, GetRedriveRequest, HeaderChangeKind, HeaderValue, Redrive, RedriveCount,
+    RedriveKind, RedriveOutcome, RedriveSample, RedriveState, SetRedriveRateRequest,
 };
+use redeliver_runtime::config::Verb as ScopeVerb;
 use serde::Deserialize;
 
-use super::{Act, Fact, Sheet, accept_repeated, by, count, fact, plan, seen, shown};
+use super::{Act, Fact, Sample, Sheet, accept_repeated, by, count, fact, plan, seen, shown};
+use crate::access::Need;
 use crate::backend::Backend;
 use crate::command::Command;
 use crate::form::{Field, Fields, parsed};
@@ -37,14 +40,34 @@ impl Verb {
     }
 }
 
+/// Stands for a topic that the viewer may not see.
+const HIDDEN: &str = "<hidden>";
+
 pub(crate) fn link(id: &str, verb: Verb) -> String {
     address("/act/redrive", &[("id", id), ("verb", verb.name())])
+}
+
+/// What each change of a job needs, and a job for the rest of it, as far as the viewer may know its topics.
+pub(super) fn needs(job: &Redrive) -> Vec<Need> {
+    let topics = job.sources.iter().chain(&job.destinations);
+    let topics = topics.map(|of| of.topic.as_str());
+    Need::operate(topics.filter(|topic| *topic != HIDDEN))
+}
+
+/// What this change of a job needs. An edit is written only for those who may edit.
+fn needs_to(verb: Verb, job: &Redrive) -> Vec<Need> {
+    let mut needs = needs(job);
+    if !job.edited.is_empty() && matches!(verb, Verb::Start | Verb::Resume) {
+        let sources = job.sources.iter().map(|of| of.topic.as_str());
+        needs.extend(sources.map(|topic| Need::dead_letters(ScopeVerb::Edit, topic)));
+    }
+    needs
 }
 
 /// What can be done with a job now.
 pub(crate) fn buttons(job: &Redrive) -> Vec<Button> {
     use RedriveState::{Paused, Planned, Running};
-    let button = |label: &str, verb| Button::new(label, link(&job.id, verb));
+    let button = |label: &str, verb| Button::new(label, link(&job.id, verb)).needs(needs_to(verb, job));
     match job.state() {
         Planned => vec![
             button("Start", Verb::Start).next(),
@@ -69,7 +92,7 @@ pub(crate) fn buttons(job: &Redrive) -> Vec<Button> {
                 RedriveKind::Restore => plan::Kind::Restore,
                 RedriveKind::Redrive | RedriveKind::Unspecified => plan::Kind::Redrive,
             };
-            vec![Button::new(label, plan::link(kind, "retry_of", &job.id))]
+            vec![Button::new(label, plan::link(kind, "retry_of", &job.id)).needs(needs(job))]
         }
         _ => Vec::new(),
     }
@@ -90,6 +113,16 @@ impl Change {
     async fn job(&self, backend: &Backend) -> Part<Redrive> {
         let request = GetRedriveRequest { id: self.id.clone() };
         Ok(backend.redrives().get(request).await?)
+    }
+
+    /// What a planned redrive would write.
+    async fn samples(&self, backend: &Backend, job: &Redrive) -> Part<Vec<Sample>> {
+        if self.verb != Verb::Start || job.kind() != RedriveKind::Redrive {
+            return Ok(Vec::new());
+        }
+        let request = GetRedriveRequest { id: self.id.clone() };
+        let preview = backend.redrives().preview(request).await?;
+        Ok(preview.samples.into_iter().map(sample).collect())
     }
 
     fn rate(&self) -> Part<u32> {
@@ -123,7 +156,11 @@ impl Act for Change {
     async fn sheet(&self, backend: &Backend, frame: &Frame) -> Part<Sheet> {
         let job = self.job(backend).await?;
         let revision = shown(&self.revision, job.revision);
-        let facts = described(&job, frame);
+        let mut facts = described(&job, frame);
+        let samples = self.samples(backend, &job).await.unwrap_or_else(|problem| {
+            facts.push(fact("Samples", format!("not known: {}", problem.detail)));
+            Vec::new()
+        });
         let kind = job.kind().name().unwrap_or_default();
         let pending = count(job.pending.into(), "dead letter");
         let (title, button) = match self.verb {
@@ -161,9 +198,16 @@ impl Act for Change {
         }
         Ok(Sheet {
             facts,
+            samples,
             warnings: job.warnings.clone(),
             fields,
-            ..Sheet::new(title, button, command, segment("/redrives", &job.id))
+            ..Sheet::new(
+                needs_to(self.verb, &job),
+                title,
+                button,
+                command,
+                segment("/redrives", &job.id),
+            )
         })
     }
 
@@ -269,6 +313,43 @@ fn described(job: &Redrive, frame: &Frame) -> Vec<Fact> {
     };
     facts.push(fact("Rate", rate));
     facts
+}
+
+fn sample(sample: RedriveSample) -> Sample {
+    let RedriveSample { id, destination, .. } = &sample;
+    let title = match sample.outcome() {
+        RedriveOutcome::Done => format!("{id} → {destination}"),
+        RedriveOutcome::PayloadOmitted => format!("{id}: its payload is read at its origin"),
+        skipped => format!("{id} would be skipped: {}", skipped.name().unwrap_or_default()),
+    };
+    let note = match (sample.payload_withheld, sample.headers_truncated) {
+        (0, false) => "",
+        (0, true) => "More headers are not shown.",
+        _ => "Headers are withheld: this needs the scope dead-letters:payload.",
+    };
+    let headers = sample.headers.into_iter().map(|header| {
+        let before = values(&header.before);
+        let after = match header.kind() {
+            HeaderChangeKind::Kept => before.clone(),
+            _ => values(&header.after),
+        };
+        let change = header.kind().name().unwrap_or_default();
+        (header.name, change, Safe(before), Safe(after))
+    });
+    Sample {
+        title,
+        headers: headers.collect(),
+        note,
+    }
+}
+
+/// The values of a header, one per line.
+fn values(values: &[HeaderValue]) -> String {
+    let value = |value: &HeaderValue| {
+        let rest = if value.truncated { "…" } else { "" };
+        html::line(value.bytes.as_deref()).0 + rest
+    };
+    values.iter().map(value).collect::<Vec<_>>().join("<br>")
 }
 
 fn capital(text: &str) -> String {

@@ -3,14 +3,15 @@
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use redeliver_client::messages::{PauseScheduleRequest, ResumeScheduleRequest, Schedule, ScheduleState};
+use redeliver_client::messages::{PauseScheduleRequest, ResumeScheduleRequest, ScheduleState};
 use redeliver_client::{ClientError, Code, JobId, ScheduleClient};
 use serde::Deserialize;
 use tokio::sync::OnceCell;
 use tokio_util::task::TaskTracker;
 
 use super::{Act, Sheet, fact};
-use crate::backend::Backend;
+use crate::access::Need;
+use crate::backend::{Backend, Service};
 use crate::command::Command;
 use crate::form::{self, Field, Fields};
 use crate::html;
@@ -46,12 +47,15 @@ impl Verb {
 }
 
 /// What can be done with a schedule now.
-pub(crate) fn buttons(schedule: &Schedule) -> Vec<Button> {
+pub(crate) fn buttons(row: &schedules::Row) -> Vec<Button> {
     let button = |label: &str, verb: Verb| {
-        let link = address("/act/schedule", &[("id", &schedule.id), ("verb", verb.name())]);
-        Button::new(label, link)
+        let link = address(
+            "/act/schedule",
+            &[("id", &row.schedule.id), ("verb", verb.name())],
+        );
+        Button::new(label, link).needs(vec![Need::jobs(row.app())])
     };
-    let run = match schedule.state() {
+    let run = match row.schedule.state() {
         ScheduleState::Paused => Some(button("Resume", Verb::Resume).next()),
         ScheduleState::Active => Some(button("Pause", Verb::Pause)),
         ScheduleState::Finished | ScheduleState::Unspecified => None,
@@ -73,6 +77,10 @@ impl Fields for Change {}
 
 impl Act for Change {
     const SECTION: &'static str = "/schedules";
+
+    fn service(&self) -> Service {
+        Service::Scheduler
+    }
 
     async fn sheet(&self, backend: &Backend, frame: &Frame) -> Part<Sheet> {
         let schedule = backend.schedules().get(&self.id).await?;
@@ -108,7 +116,13 @@ impl Act for Change {
                 fact("Dispatched", html::number(schedule.dispatched)),
             ],
             fields,
-            ..Sheet::new(title, button, command, row.link.clone())
+            ..Sheet::new(
+                vec![Need::jobs(row.app())],
+                title,
+                button,
+                command,
+                row.link.clone(),
+            )
         })
     }
 

@@ -391,6 +391,13 @@ async fn no_method_answers_what_is_masked() {
     let job = v1::Redrive::decode(planned.unwrap().remove(0)).unwrap().id;
 
     let id = format!("{orders}/0/0");
+    let redrive = v1::PlanRedriveRequest {
+        kind: v1::RedriveKind::Redrive.into(),
+        ids: vec![id.clone(), format!("{orders}/0/1")],
+        destination: pipeline.clone(),
+        ..v1::PlanRedriveRequest::default()
+    };
+    let previewed = redrives.plan_redrive(redrive).await.unwrap().into_inner().id;
     let position = |topic: &str| {
         let position = v1::Position {
             topic: topic.to_owned(),
@@ -436,6 +443,7 @@ async fn no_method_answers_what_is_masked() {
         ..v1::RedriveEdit::default()
     };
     let calls = [
+        ("AccessService/GetAccess", Vec::new()),
         (
             "AuditService/ListAuditEntries",
             v1::ListAuditEntriesRequest::default().encode_to_vec(),
@@ -540,6 +548,10 @@ async fn no_method_answers_what_is_masked() {
             v1::GetRedriveRequest { id: job.clone() }.encode_to_vec(),
         ),
         (
+            "RedriveService/GetRedrivePreview",
+            v1::GetRedriveRequest { id: previewed }.encode_to_vec(),
+        ),
+        (
             "RedriveService/ListRedrives",
             v1::ListRedrivesRequest::default().encode_to_vec(),
         ),
@@ -604,7 +616,8 @@ async fn no_method_answers_what_is_masked() {
     let add = |record: Record| answers.0.extend(record.value.unwrap_or_default());
     reader.read_to_end(DEADLINE, add).unwrap();
     assert!(answers.contain("redrives.plan") && answers.contain("dead-letters.discard"));
-    // What waits was found, and is masked.
+    // What waits and what would be redriven was found, and is masked.
+    assert!(answers.contain("shown-stack <masked>") && answers.contain("redrive-id"));
     assert!(answers.contain("shown-message of <masked>") && answers.contain("-retry-2h"));
     for secret in MASKED {
         assert!(!answers.contain(secret), "an answer contains {secret}");

@@ -143,6 +143,7 @@ async fn edited_record_replaces_the_original() {
     };
     let of_edit = refused(planned(&mut inspector, of_edit).await);
     assert_eq!(of_edit, (Code::InvalidArgument, "REQUEST_ID_USED".to_owned()));
+    let samples = preview(&mut inspector, &job.id).await;
     assert_eq!(world.redriven().len(), 0, "a plan does nothing");
     start(&mut inspector, &job.id).await;
     let job = until(&mut inspector, &job.id, &ENDED).await;
@@ -151,6 +152,10 @@ async fn edited_record_replaces_the_original() {
     let [record] = &world.redriven()[..] else {
         panic!("{:?}", world.redriven());
     };
+    let [sample] = &samples[..] else {
+        panic!("{samples:?}");
+    };
+    assert_previewed(sample, record);
     assert_eq!(record.value.as_deref(), Some(&b"\xfe\0new"[..]));
     assert_eq!(record.key.as_deref(), Some(&b"1"[..]));
     let user = record

@@ -1,5 +1,6 @@
 //! A real browser, driven over WebDriver: what it shows, and what is wrong with it.
 
+use std::cell::Cell;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -145,6 +146,8 @@ pub(super) struct Browser {
     view: View,
     /// What is wrong, of all pages: whoever repairs one wants to see the others.
     pub(super) faults: Vec<String>,
+    /// Clicks, and fields that were filled.
+    taken: Cell<(u32, u32)>,
     // Dropped after the session.
     _chromedriver: Process,
 }
@@ -186,6 +189,7 @@ impl Browser {
             screenshots,
             view: WIDE,
             faults: Vec::new(),
+            taken: Cell::default(),
             _chromedriver: chromedriver,
         };
         browser.look_as(WIDE);
@@ -240,6 +244,8 @@ impl Browser {
 
     fn click_on(&self, element: &str) {
         self.driver.post(&format!("{element}/click"), &json!({}));
+        let (clicks, fields) = self.taken.get();
+        self.taken.set((clicks + 1, fields));
     }
 
     /// Clicks the first element, once there is one.
@@ -256,6 +262,13 @@ impl Browser {
         self.driver.post(&format!("{field}/clear"), &json!({}));
         self.driver
             .post(&format!("{field}/value"), &json!({ "text": text }));
+        let (clicks, fields) = self.taken.get();
+        self.taken.set((clicks, fields + 1));
+    }
+
+    /// How many clicks and filled fields there were since the last call.
+    pub(super) fn taken(&self) -> (u32, u32) {
+        self.taken.take()
     }
 
     /// Types without a field in mind. Control stays down.

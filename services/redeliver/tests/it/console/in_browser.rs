@@ -62,15 +62,19 @@ async fn write_hostile_letters(greeting: &str) {
     }
 }
 
+/// Runs a command of `redeliver` beside the demonstration.
+#[track_caller]
+pub(super) fn command(greeting: &str, arguments: &[&str]) {
+    let mut command = binary("redeliver");
+    let config = between(greeting, "export REDELIVER_CONFIG=", "\n");
+    command.env("REDELIVER_CONFIG", config).args(arguments);
+    let printed = run(command);
+    assert_eq!(printed.code, Some(0), "{arguments:?} {printed:?}");
+}
+
 /// Something of each kind, in each state that has other buttons.
 fn prepare(console: SocketAddr, greeting: &str) {
-    let cli = |arguments: &[&str]| {
-        let mut command = binary("redeliver");
-        let config = between(greeting, "export REDELIVER_CONFIG=", "\n");
-        command.env("REDELIVER_CONFIG", config).args(arguments);
-        let printed = run(command);
-        assert_eq!(printed.code, Some(0), "{arguments:?} {printed:?}");
-    };
+    let cli = |arguments: &[&str]| command(greeting, arguments);
     let letter = |filter: &str| {
         link(
             console,
@@ -283,8 +287,8 @@ fn people_act_with_and_without_scripts() {
     browser.finish();
 }
 
-const SEND: &str = "form.act button.next";
-const BUTTON: &str = ".actions .next";
+pub(super) const SEND: &str = "form.act button.next";
+pub(super) const BUTTON: &str = ".actions .next";
 
 fn act(browser: &mut Browser) {
     // Redrive a group: plan, look, start, watch.
@@ -383,6 +387,7 @@ fn viewers_sign_in_and_out() {
             ("groups-empty", "/groups"),
             ("error-jobs", "/jobs"),
             ("error-due", "/due"),
+            ("form-withheld", "/act/plan?kind=discard&all=1"),
             ("audit-empty", "/audit"),
         ] {
             browser.open(path);

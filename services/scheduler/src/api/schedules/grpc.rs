@@ -6,11 +6,12 @@ use redeliver_core::{Failure, Timestamp};
 use redeliver_proto::v1;
 use redeliver_proto::v1::change_schedule::{Change, Delete, Pause, Resume, Trigger};
 use redeliver_proto::v1::schedule_service_server::ScheduleService;
+use redeliver_service::identity::grpc::caller;
 use tonic::{Request, Response, Status};
 
 use super::{Expected, PreviewRequest, Previewed, changed};
 use crate::api::error::RequestError;
-use crate::api::grpc::{asked, caller, named};
+use crate::api::grpc::{asked, named};
 use crate::api::jobs::Jobs;
 use crate::api::list::{ListSchedules, SchedulePage};
 use crate::index::Index;

@@ -5,6 +5,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use redeliver_proto::auth::SendToken;
 use redeliver_proto::v1;
+use redeliver_proto::v1::access_service_client::AccessServiceClient;
 use redeliver_proto::v1::batch_schedule_result::Result as OfJob;
 use redeliver_proto::v1::job_service_client::JobServiceClient;
 use redeliver_runtime::tls;
@@ -69,6 +70,10 @@ async fn tokens_permit_what_scopes_say() {
     })
     .await;
     assert_eq!(job.text_of("appName"), "sms");
+    let mut access =
+        AccessServiceClient::with_interceptor(server.channel().await, SendToken::new(Some(sms)).unwrap());
+    let access = access.get_access(v1::GetAccessRequest {}).await.unwrap();
+    assert_eq!(access.into_inner().scopes, ["jobs:write:sms*", "jobs:read:sms*"]);
 
     // Too small a scope: the answer names the verb and the application.
     schedule(&server, reader).await.problem(
