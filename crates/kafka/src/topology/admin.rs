@@ -20,7 +20,7 @@ use redeliver_kafka_ffi::KafkaClient;
 
 use super::needed::{creation_config, largest_source};
 use super::offsets::{OFFSETS_RETENTION, examine_offsets};
-use super::{ActualTopic, Finding, Severity, TopicSpec, TopologySpec, examine_all};
+use super::{ActualTopic, Finding, Role, Severity, TopicSpec, TopologySpec, examine_all};
 use crate::client::{ClientLog, ClientSettings};
 use crate::probe::{Probed, probe};
 use crate::recovery::{error_code, is_unsupported};
@@ -320,6 +320,8 @@ impl Admin {
                     Some(Ok(())) => created.push(new.spec.name.clone()),
                     // Another process was faster, or the response to an earlier request was lost.
                     Some(Err(RDKafkaErrorCode::TopicAlreadyExists)) => {}
+                    // A finding says that it does not exist.
+                    Some(Err(code)) if !is_transient(*code) && new.spec.role == Role::Status => {}
                     Some(Err(code)) if !is_transient(*code) => return Err(new.refused(*code)),
                     Some(Err(code)) if self.left().is_zero() => return Err(new.refused(*code)),
                     Some(Err(_)) => again.push(new),
@@ -334,7 +336,7 @@ impl Admin {
                 tokio::time::sleep(RETRY_DELAY).await;
             }
         }
-        for topic in missing {
+        for topic in missing.into_iter().filter(|topic| topic.role != Role::Status) {
             self.wait_for_leaders(topic).await?;
         }
         Ok(created)

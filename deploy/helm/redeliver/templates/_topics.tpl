@@ -67,6 +67,9 @@ Redeliver manages the topic, `config` and the topics whose records must fit into
 {{- $redrives := default (printf "%sredeliver.dlq.redrives" $facts.prefix) (dig "dlq_inspector" "redrive" "topic" "" $config) -}}
 {{- $segments := dict "segment.bytes" 33554432 "segment.ms" 600000 "min.cleanable.dirty.ratio" "0.1" -}}
 {{- $_ := set $managed $redrives (dict "sources" list "partitions" 1 "config" (merge $segments $compacted)) -}}
+{{- if $facts.pipelines -}}
+{{- $_ := set $managed (printf "%sredeliver.status" $facts.prefix) (dict "sources" list "partitions" 1 "config" (deepCopy $segments)) -}}
+{{- end -}}
 {{- $control := default (printf "%sredeliver.control" $facts.prefix) (dig "control" "topic" "" $config) -}}
 {{- $_ := set $managed $control (dict "sources" list "partitions" 1 "config" (deepCopy $compacted)) -}}
 {{- $audit := default (printf "%sredeliver.audit" $facts.prefix) (dig "audit" "topic" "" $config) -}}
