@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use prometheus_client::metrics::counter::Counter;
-use redeliver_core::{Clock, Headers, Output, Timestamp};
+use redeliver_core::{Clock, Headers, Output};
 use redeliver_kafka::producer::ProduceError;
 use redeliver_proto::Message as _;
 use redeliver_proto::convert::to_timestamp;
@@ -153,7 +153,7 @@ impl Publisher {
 
 #[cfg(test)]
 mod tests {
-    use redeliver_core::ManualClock;
+    use redeliver_core::{ManualClock, Timestamp};
     use redeliver_proto::convert::time;
 
     use super::*;
