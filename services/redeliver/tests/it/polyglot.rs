@@ -22,7 +22,7 @@ fn clients() -> PathBuf {
     repository().join("examples/clients")
 }
 
-/// Python with the packages of the examples, and with code generated from `proto/`.
+/// Python with the packages of the examples, and with the code that their README generates from `proto/`.
 pub(crate) struct Python {
     program: PathBuf,
     generated: Scratch,
@@ -32,6 +32,7 @@ impl Python {
     fn new() -> Self {
         let program = python(&clients().join("python/requirements.txt")).unwrap();
         let generated = Scratch::new("python").unwrap();
+        let readme = std::fs::read_to_string(clients().join("python/README.md")).unwrap();
         let mut compile = Command::new(&program);
         compile
             .args(["-m", "grpc_tools.protoc", "--proto_path"])
@@ -40,19 +41,7 @@ impl Python {
             .arg(generated.path())
             .arg("--grpc_python_out")
             .arg(generated.path())
-            .args(
-                [
-                    "common",
-                    "jobs",
-                    "schedules",
-                    "dead_letters",
-                    "redrive",
-                    "control",
-                    "waiting",
-                    "audit",
-                ]
-                .map(|name| format!("redeliver/v1/{name}.proto")),
-            );
+            .args(readme.split_whitespace().filter(|word| word.ends_with(".proto")));
         run(&mut compile).unwrap();
         Self { program, generated }
     }
