@@ -492,7 +492,7 @@ fn late_compaction_and_times_warn() {
         (
             "redrives",
             vec![compacted, ("segment.bytes", "1073741824")],
-            "warning: .. has segment.bytes=1073741824: it is compacted late, so that a new executor reads much before it \
+            "warning: .. has segment.bytes=1073741824: it is compacted late, so that a process that starts reads much before it \
              goes on; set its segment.bytes to 33554432",
         ),
         (
