@@ -7,7 +7,6 @@ mod board;
 
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
-use std::convert::Infallible;
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -27,7 +26,8 @@ pub const TOPIC: &str = "redeliver.status";
 const HEARTBEAT: Duration = Duration::from_secs(30);
 /// How long a status holds without another write.
 const HOLDS_FOR: Duration = Duration::from_secs(120);
-/// The maximum size of a value, in bytes. What this version writes is smaller.
+/// The maximum sizes of a key and of a value, in bytes. What this version writes is smaller.
+const MAX_KEY: usize = 600;
 const MAX_VALUE: usize = 4 << 10;
 /// The maximum number of statuses.
 const MAX_STATUSES: usize = 10_000;
@@ -41,18 +41,24 @@ pub fn topic(config: &Config) -> String {
     config.kafka.id(TOPIC)
 }
 
-/// A value of the topic. One that cannot be read says nothing.
+/// A value of the topic.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Status(BreakerStatus);
+
+/// The value of a record is too large, or of another type.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("is not a redeliver.v1.BreakerStatus")]
+pub struct InvalidStatus;
 
 impl Document for Status {
     /// The pipeline and the instance.
     type Key = (String, String);
-    type Invalid = Infallible;
+    type Invalid = InvalidStatus;
 
-    const IF_UNREADABLE: &'static str = "";
+    const IF_UNREADABLE: &'static str = ", and ignored";
 
     fn parse_key(key: &str) -> Option<Self::Key> {
+        let key = Some(key).filter(|key| key.len() <= MAX_KEY)?;
         let (pipeline, instance) = key.strip_prefix("breaker/")?.split_once('/')?;
         Some((pipeline.to_owned(), instance.to_owned()))
     }
@@ -61,10 +67,10 @@ impl Document for Status {
         format!("breaker/{pipeline}/{instance}")
     }
 
-    fn decode(_key: &Self::Key, value: &Bytes) -> Result<Self, Infallible> {
+    fn decode(_key: &Self::Key, value: &Bytes) -> Result<Self, InvalidStatus> {
         let bounded = Some(value.clone()).filter(|value| value.len() <= MAX_VALUE);
         let status = bounded.and_then(|value| BreakerStatus::decode(value).ok());
-        Ok(Self(status.unwrap_or_default()))
+        status.map(Self).ok_or(InvalidStatus)
     }
 
     // A status has one writer.
@@ -98,7 +104,8 @@ impl State for Statuses {
         let Some(key) = Status::key_of(record) else {
             return;
         };
-        if self.0.entry(&key).is_none() && self.0.entries().len() >= MAX_STATUSES {
+        let is_new = record.value.is_some() && self.0.entry(&key).is_none();
+        if is_new && self.0.entries().len() >= MAX_STATUSES {
             // Nearly all are of processes that have crashed, and the others are written again.
             *self = Self::default();
         }
@@ -117,7 +124,9 @@ impl Statuses {
         let known = documents.filter_map(|((pipeline, _), status)| {
             let status = &status.0;
             let severity = SEVERITY.iter().position(|state| *state == status.state())?;
-            let holds = now < time(status.expires)?;
+            let expires = time(status.expires)?;
+            // One that holds for longer is of a clock that is wrong.
+            let holds = now < expires && expires.since(now) <= 2 * HOLDS_FOR;
             holds.then_some((severity, Reverse(time(status.since)), pipeline, status))
         });
         let mut known: Vec<_> = known.collect();
@@ -171,6 +180,8 @@ mod tests {
             // Of a crashed process, and of a newer version.
             (vec![(Open, 3, NOW)], None),
             (vec![(Unspecified, 3, later)], None),
+            // Of a clock that is far ahead.
+            (vec![(Open, 3, NOW + 86_400_000)], None),
         ] {
             let keys = ["breaker/docs/a", "breaker/docs/b"];
             let of: Vec<_> = keys
@@ -191,7 +202,9 @@ mod tests {
     #[test]
     fn unreadable_statuses_say_nothing() {
         let open = status(BreakerState::Open, 0, NOW);
-        let mut known = statuses(&[("breaker/docs/a", open.clone()), ("lane/docs/a", open.clone())]);
+        let long = format!("breaker/docs/{}", "x".repeat(MAX_KEY));
+        let of = ["breaker/docs/a", "lane/docs/a", long.as_str()].map(|key| (key, open.clone()));
+        let mut known = statuses(&of);
         assert_eq!((known.0.count(), known.problems().len()), (1, 0));
         let large = BreakerStatus {
             error_code: "x".repeat(MAX_VALUE),
@@ -199,7 +212,8 @@ mod tests {
         };
         for unreadable in [large.encode_to_vec(), vec![0xff]] {
             known.apply(&record("breaker/docs/a", Some(unreadable.into())));
-            assert!(known.breakers(Timestamp::from_millis(0)).is_empty());
+            assert!(known.breakers(Timestamp::from_millis(NOW - 1)).is_empty());
+            assert_eq!(known.problems().len(), 1);
         }
         known.apply(&record("breaker/docs/a", None));
         assert_eq!(known, Statuses::default());
@@ -212,7 +226,9 @@ mod tests {
         let of: Vec<_> = keys.iter().map(|key| (key.as_str(), closed.clone())).collect();
         let mut known = statuses(&of[..MAX_STATUSES]);
         known.apply(&record(&keys[0], Some(closed.encode_to_vec().into())));
-        assert_eq!(known.0.count(), MAX_STATUSES, "it replaces the one before");
+        // It replaces the one before, and nothing is removed for one that is not there.
+        known.apply(&record("breaker/docs/other", None));
+        assert_eq!(known.0.count(), MAX_STATUSES);
         assert_eq!(statuses(&of).0.count(), 1);
     }
 }

@@ -114,7 +114,10 @@ pub(crate) fn exact(time: impl Time) -> Safe<String> {
 
 fn relative(time: Timestamp, now: Timestamp) -> String {
     if time > now {
-        format!("in {}", duration(time.since(now)))
+        match time.since(now) {
+            wait if wait < Duration::from_secs(1) => "now".to_owned(),
+            wait => format!("in {}", duration(wait)),
+        }
     } else {
         match now.since(time) {
             age if age < Duration::from_secs(1) => "just now".to_owned(),
@@ -188,9 +191,14 @@ impl fmt::Display for Escaped<'_> {
 
 /// A bar chart of counts, the oldest first, as an image with a text for who does not see it.
 pub(crate) fn bars(counts: &[u64], class: &str, label: impl AsRef<str>) -> Safe<String> {
+    bars_up_to(counts.iter().copied().max().unwrap_or(0), counts, class, label)
+}
+
+/// The same, with a height of its own for this count, so that charts can be compared.
+pub(crate) fn bars_up_to(most: u64, counts: &[u64], class: &str, label: impl AsRef<str>) -> Safe<String> {
     const HEIGHT: u64 = 28;
     const STEP: usize = 5;
-    let most = counts.iter().copied().max().unwrap_or(0).max(1);
+    let most = most.max(1);
     let width = counts.len() * STEP;
     let mut svg = format!(
         "<svg class=\"bars {class}\" viewBox=\"0 0 {width} {HEIGHT}\" preserveAspectRatio=\"none\" role=\"img\" aria-label=\"{}\">",
@@ -360,6 +368,7 @@ mod tests {
         assert_eq!(shown(-200), "just now");
         assert_eq!(shown(-90_000), "1 min 30 s ago");
         assert_eq!(shown(5_000), "in 5 s");
+        assert_eq!(shown(200), "now");
     }
 
     #[test]

@@ -15,10 +15,10 @@ use crate::html;
 use crate::viewer::Viewer;
 
 /// An entry of the navigation: path, name, and key to go there after `g`.
-type Entry = (&'static str, &'static str, char);
+pub(crate) type Entry = (&'static str, &'static str, char);
 
 /// The entries in their groups.
-const NAVIGATION: [(&str, &[Entry]); 4] = [
+pub(crate) const NAVIGATION: [(&str, &[Entry]); 4] = [
     ("Overview", &[("/", "Now", 'n'), ("/due", "Due", 'u')]),
     (
         "Failures",
@@ -33,7 +33,14 @@ const NAVIGATION: [(&str, &[Entry]); 4] = [
         "Scheduler",
         &[("/jobs", "Jobs", 'j'), ("/schedules", "Schedules", 's')],
     ),
-    ("Find", &[("/trace", "Trace", 't'), ("/audit", "Audit", 'a')]),
+    (
+        "Find",
+        &[
+            ("/find", "Find", 'f'),
+            ("/trace", "Trace", 't'),
+            ("/audit", "Audit", 'a'),
+        ],
+    ),
 ];
 
 /// What surrounds the content of a page.

@@ -3,6 +3,7 @@
 mod act;
 mod audit;
 mod due;
+mod find;
 mod groups;
 mod jobs;
 mod letters;
@@ -24,6 +25,7 @@ pub(crate) fn routes() -> Router {
         .route("/", get(now::page))
         .route("/pipelines/{name}", get(pipeline::page))
         .route("/due", get(due::page))
+        .route("/find", get(find::page))
         .route("/groups", get(groups::list))
         .route("/groups/{id}", get(groups::one))
         .route("/letters", get(letters::list))

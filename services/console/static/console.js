@@ -1,4 +1,4 @@
-// What pages can do beyond HTML: times in the zone of the viewer, pages that stay current, keys, and copying.
+// What pages can do beyond HTML: times in the zone of the viewer, pages that stay current, keys, copying, saved filters, and the palette.
 "use strict";
 
 const LIVE_INTERVAL = 2000;
@@ -23,6 +23,48 @@ function showCopyButtons(root) {
 function enhance(root) {
   showTimes(root);
   showCopyButtons(root);
+}
+
+// Filters that this browser keeps: addresses of lists.
+function saved() {
+  try {
+    return JSON.parse(localStorage.getItem("saved")).filter((address) => /^\/[a-z]+\?/.test(address));
+  } catch {
+    return [];
+  }
+}
+
+function element(name, text, attributes) {
+  const made = Object.assign(document.createElement(name), attributes);
+  made.append(text);
+  return made;
+}
+
+function savedLink(address) {
+  // Isolated, because a filter can contain marks that change the direction.
+  const filter = new URLSearchParams(address.split("?")[1]).get("filter");
+  return element("a", element("bdi", filter || address), { href: address });
+}
+
+function showSaved() {
+  const place = document.querySelector("[data-saved]");
+  if (!place) return;
+  const search = new URLSearchParams(location.search);
+  search.delete("page");
+  const here = `${location.pathname}?${search}`;
+  const kept = saved();
+  const button = (label, name, list) => element("button", label, { type: "button", ariaLabel: name, onclick: () => {
+    localStorage.setItem("saved", JSON.stringify(list.slice(0, 20)));
+    showSaved();
+    place.querySelector("a, button")?.focus();
+  } });
+  const links = kept.filter((address) => address.startsWith(location.pathname + "?")).flatMap((address) => {
+    const link = savedLink(address);
+    return [link, button("×", `Forget ${link.textContent}`, kept.filter((other) => other !== address))];
+  });
+  if (search.get("filter") && !kept.includes(here)) links.push(button("Save this filter", null, [here, ...kept]));
+  place.replaceChildren(...links);
+  place.hidden = links.length === 0;
 }
 
 // Reads the page again, and changes in place what differs. Nothing moves under the pointer, the selection or an open dialog.
@@ -60,7 +102,7 @@ async function refresh() {
       Idiomorph.morph(document.getElementById("page"), fresh.childNodes, {
         morphStyle: "innerHTML",
         callbacks: {
-          beforeNodeMorphed: (node) => !(node === document.activeElement && node.matches("input")),
+          beforeNodeMorphed: (node) => !(node === document.activeElement && node.matches("input")) && !node.matches?.("[data-saved]"),
           beforeAttributeUpdated: (name, node) => !(name === "open" && node.localName === "details"),
         },
       });
@@ -84,7 +126,7 @@ async function stayCurrent() {
 
 let goes = false;
 document.addEventListener("keydown", (event) => {
-  if (event.ctrlKey || event.metaKey || event.altKey) return;
+  if (event.ctrlKey || event.metaKey || event.altKey || document.querySelector("dialog[open]")) return;
   const field = event.target.closest("input, textarea, select");
   if (field) {
     if (event.key === "Escape") field.blur();
@@ -104,7 +146,7 @@ document.addEventListener("keydown", (event) => {
     filter.select();
   } else if (event.key === "?") {
     document.getElementById("keys").showModal();
-  } else if (event.key === "r" && !event.repeat && !document.querySelector("dialog[open]")) {
+  } else if (event.key === "r" && !event.repeat) {
     refresh();
   }
 });
@@ -117,5 +159,64 @@ document.addEventListener("click", async (event) => {
   setTimeout(() => { button.textContent = "Copy"; }, 1500);
 });
 
+// The palette: what the page Find lists for a text, then the saved filters that contain it.
+const palette = document.getElementById("palette");
+const paletteText = palette.querySelector("input");
+let wanted = 0;
+let shown = null;
+
+async function find(delay) {
+  const mine = ++wanted;
+  await new Promise((done) => setTimeout(done, delay));
+  if (mine !== wanted) return;
+  const text = paletteText.value.trim();
+  const status = palette.querySelector("[role=status]");
+  try {
+    const response = await fetch(`/find?q=${encodeURIComponent(text)}`, { signal: AbortSignal.timeout(10000) });
+    const found = new DOMParser().parseFromString(await response.text(), "text/html").getElementById("found");
+    if (mine !== wanted) return;
+    const filters = saved().map(savedLink).filter((link) => link.textContent.includes(text));
+    for (const link of filters) link.prepend(element("span", "saved filter", { className: "fine" }), " ");
+    palette.querySelector("ul").replaceChildren(...found.children, ...filters.map((link) => element("li", link)));
+    shown = text;
+    status.textContent = `${palette.querySelectorAll("li").length} found`;
+  } catch {
+    if (mine === wanted) status.textContent = "The console does not answer, or you are signed out.";
+  }
+}
+
+document.addEventListener("keydown", (event) => {
+  if (event.key?.toLowerCase() !== "k" || !(event.ctrlKey || event.metaKey) || event.shiftKey || event.altKey) return;
+  event.preventDefault();
+  if (document.querySelector("dialog[open]")) return;
+  palette.showModal();
+  paletteText.select();
+  find(0);
+});
+
+palette.addEventListener("input", () => find(150));
+
+palette.addEventListener("submit", (event) => {
+  const first = palette.querySelector("a");
+  // The list of another text does not decide.
+  if (!first || shown !== paletteText.value.trim()) return;
+  event.preventDefault();
+  first.click();
+});
+
+palette.addEventListener("keydown", (event) => {
+  const step = { ArrowDown: 1, ArrowUp: -1 }[event.key];
+  if (!step) return;
+  event.preventDefault();
+  const stops = [paletteText, ...palette.querySelectorAll("a")];
+  stops.at((stops.indexOf(document.activeElement) + step) % stops.length).focus();
+});
+
+// Filters can contain what only this viewer may see.
+document.querySelector("form[action='/sign-out']")?.addEventListener("submit", () => localStorage.removeItem("saved"));
+
 enhance(document);
+// On a phone, the navigation is one line that scrolls.
+document.querySelector(".side [aria-current]")?.scrollIntoView({ block: "nearest", inline: "center" });
+showSaved();
 stayCurrent();

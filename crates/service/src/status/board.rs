@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use prometheus_client::metrics::counter::Counter;
+use redeliver_core::failure::bounded_text;
 use redeliver_core::{Clock, Headers, Output};
 use redeliver_kafka::producer::ProduceError;
 use redeliver_proto::Message as _;
@@ -25,6 +26,9 @@ use crate::record_writer::RecordWriter;
 const SPACING: Duration = Duration::from_secs(1);
 /// How long the end of the process waits until its statuses are removed, at most.
 const REMOVAL: Duration = Duration::from_secs(3);
+
+/// The maximum size of an error code, in bytes: handlers choose them.
+const MAX_CODE: usize = 120;
 
 /// By pipeline.
 type Breakers = BTreeMap<Arc<str>, BreakerStatus>;
@@ -46,7 +50,7 @@ impl StatusBoard {
                 status.since = Some(to_timestamp(self.clock.now()));
             }
             if let Some(code) = error_code {
-                code.clone_into(&mut status.error_code);
+                status.error_code = bounded_text(code, MAX_CODE);
             }
             status.set_state(state);
         });
@@ -128,7 +132,9 @@ impl Publisher {
                 }
             }
             sleep(SPACING).await;
-            if timeout_at(heartbeat, noted.changed()).await.is_err() {
+            // It ends with a change or in time. Another change must not delay the heartbeat.
+            let _ = timeout_at(heartbeat, noted.changed()).await;
+            if Instant::now() >= heartbeat {
                 heartbeat = Instant::now() + HEARTBEAT;
                 written.clear();
             }

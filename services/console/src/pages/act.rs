@@ -27,6 +27,7 @@ use crate::page::{Failed, Frame, Part, Problem, respond};
 use crate::parameters::Query;
 
 pub(super) use buttons::{jobs, letter, matching, pipeline, resume, tier};
+pub(super) use control::effective;
 pub(super) use group::buttons as group;
 pub(super) use job::buttons as job;
 pub(super) use redrive::buttons as redrive;

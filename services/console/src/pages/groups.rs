@@ -1,8 +1,13 @@
 //! Groups of dead letters that fail for the same reason.
 
+mod common;
+
 use askama::Template;
 use axum::response::Response;
-use redeliver_client::messages::{Group, GroupState, ListDeadLettersRequest, ListGroupsRequest};
+use redeliver_client::DeadLetterClient;
+use redeliver_client::messages::{
+    DeadLetterView, Group, GroupState, ListDeadLettersRequest, ListGroupsRequest,
+};
 use serde::Deserialize;
 
 use crate::backend::Backend;
@@ -10,9 +15,13 @@ use crate::command::Command;
 use crate::html;
 use crate::page::{Button, Failed, Frame, Part, Problem, address, gaps, literal, respond, segment, status};
 use crate::parameters::{Path, Query};
+use common::Common;
 
 const SECTION: &str = "/groups";
 const PAGE_SIZE: i32 = 50;
+/// How many dead letters of a group are compared, and with how many calls: a page can be short, because its payloads are large.
+const COMPARED: usize = 200;
+const COMPARED_PAGES: usize = 10;
 
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
@@ -205,6 +214,13 @@ pub(crate) async fn list(backend: Backend, Query(parameters): Query<Parameters>)
     respond(&page, status)
 }
 
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+pub(crate) struct Wanted {
+    /// Set to compare dead letters.
+    common: String,
+}
+
 #[derive(Template)]
 #[template(path = "group.html")]
 struct One {
@@ -212,11 +228,24 @@ struct One {
     row: Row,
     gaps: Option<String>,
     samples: Part<Vec<super::letters::Row>>,
-    all: String,
+    /// `None` before it was asked for: it reads payloads.
+    common: Option<Part<Common>>,
+    filter: String,
     buttons: Vec<Button>,
 }
 
-pub(crate) async fn one(backend: Backend, Path(id): Path<String>) -> Response {
+impl One {
+    /// The dead letters of the group, or those of them that match another filter, too.
+    fn letters(&self, and: &str) -> String {
+        let filter = match and {
+            "" => self.filter.clone(),
+            and => format!("{} AND {and}", self.filter),
+        };
+        address("/letters", &[("filter", &filter)])
+    }
+}
+
+pub(crate) async fn one(backend: Backend, Path(id): Path<String>, Query(wanted): Query<Wanted>) -> Response {
     let client = backend.dead_letters();
     let group = match client.group(&id).await {
         Ok(Some(group)) => group,
@@ -230,6 +259,10 @@ pub(crate) async fn one(backend: Backend, Path(id): Path<String>) -> Response {
         ..ListDeadLettersRequest::default()
     };
     let samples = client.list(request).await;
+    let common = match wanted.common.as_str() {
+        "" => None,
+        _ => Some(compare(&client, &filter).await),
+    };
     let frame =
         Frame::new(SECTION, format!("Group {id}")).command(Command::new("dlq group show").argument(&id));
     let page = One {
@@ -243,10 +276,33 @@ pub(crate) async fn one(backend: Backend, Path(id): Path<String>) -> Response {
                     .collect()
             })
             .map_err(Problem::from),
-        all: address("/letters", &[("filter", &filter)]),
+        common,
+        filter,
         buttons: super::act::group(&group),
         row: Row::of(group),
         frame,
     };
     respond(&page, axum::http::StatusCode::OK)
+}
+
+/// Compares the newest dead letters, a page at a time: all of their payloads would take too much memory.
+async fn compare(client: &DeadLetterClient, filter: &str) -> Part<Common> {
+    let mut common = Common::default();
+    let mut page_token = String::new();
+    for _ in 0..COMPARED_PAGES {
+        let request = ListDeadLettersRequest {
+            filter: filter.to_owned(),
+            page_size: i32::try_from(COMPARED - common.letters).unwrap_or(0),
+            page_token,
+            view: DeadLetterView::Full.into(),
+            ..ListDeadLettersRequest::default()
+        };
+        let answer = client.list(request).await?;
+        answer.dead_letters.iter().for_each(|letter| common.add(letter));
+        page_token = answer.next_page_token;
+        if page_token.is_empty() || common.letters >= COMPARED {
+            break;
+        }
+    }
+    Ok(common)
 }

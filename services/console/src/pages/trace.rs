@@ -1,12 +1,16 @@
 //! The life of one record: all of its copies, in the order of their times.
 
+mod timeline;
+
 use askama::Template;
 use askama::filters::Safe;
 use axum::http::StatusCode;
 use axum::response::Response;
 use redeliver_client::Timestamp;
 use redeliver_client::convert::{from_duration, time};
-use redeliver_client::messages::{PipelineTrace, Position, TraceEvent, TraceRecordRequest, TraceStep};
+use redeliver_client::messages::{
+    PipelineTrace, Position, TraceEvent, TraceOutcome, TraceRecordRequest, TraceStep,
+};
 use serde::Deserialize;
 
 use crate::backend::Backend;
@@ -14,6 +18,7 @@ use crate::command::Command;
 use crate::html;
 use crate::page::{Failed, Frame, Part, Problem, respond};
 use crate::parameters::Query;
+use timeline::Timeline;
 
 const SECTION: &str = "/trace";
 
@@ -44,35 +49,70 @@ pub(crate) struct Step {
     pub(crate) note: String,
 }
 
-pub(crate) fn steps(trace: &PipelineTrace, now: &Timestamp) -> Vec<Step> {
-    trace.steps.iter().map(|step| Step::of(step, *now)).collect()
+/// A life, as a page shows it.
+pub(crate) struct Life {
+    pub(crate) steps: Vec<Step>,
+    pub(crate) timeline: Option<Timeline>,
+    /// What comes next, and when.
+    pub(crate) next: (&'static str, Option<Timestamp>),
+}
+
+pub(crate) fn life(trace: &PipelineTrace, now: &Timestamp) -> Life {
+    Life {
+        steps: trace.steps.iter().map(|step| Step::of(step, *now)).collect(),
+        timeline: timeline::timeline(trace, *now),
+        next: next(trace),
+    }
+}
+
+fn next(trace: &PipelineTrace) -> (&'static str, Option<Timestamp>) {
+    let next = match trace.outcome() {
+        TraceOutcome::New => "A worker makes the first attempt.",
+        TraceOutcome::Waits => return ("The next attempt is due", time(trace.next_due)),
+        TraceOutcome::Due => "A worker makes the next attempt.",
+        TraceOutcome::Dead => "Nothing, until somebody redrives or discards it.",
+        TraceOutcome::Succeeded => "Nothing: it has a result.",
+        TraceOutcome::Discarded => "Nothing, unless somebody restores it.",
+        TraceOutcome::Redriven => "It is a new record of the topic to which it was redriven.",
+        TraceOutcome::Unknown | TraceOutcome::Unspecified => "Not known.",
+    };
+    (next, None)
+}
+
+/// The class of a step in the list and in the picture.
+fn class(event: TraceEvent) -> &'static str {
+    match event {
+        TraceEvent::Entered => "entered",
+        TraceEvent::Waits => "waits",
+        TraceEvent::Released => "released",
+        TraceEvent::Succeeded => "succeeded",
+        TraceEvent::Died => "died",
+        TraceEvent::Redriven => "redriven",
+        TraceEvent::Discarded => "discarded",
+        TraceEvent::Restored => "restored",
+        TraceEvent::Unspecified => "other",
+    }
 }
 
 impl Step {
     fn of(step: &TraceStep, now: Timestamp) -> Self {
         let wait = step.wait.as_ref().and_then(from_duration);
-        let (class, title) = match step.event() {
-            TraceEvent::Entered => ("entered", "entered the pipeline".to_owned()),
-            TraceEvent::Waits => (
-                "waits",
-                match wait {
-                    Some(wait) => format!("attempt {} failed; waits {wait} in {}", step.attempts, step.place),
-                    None => format!("attempt {} failed; waits in {}", step.attempts, step.place),
-                },
-            ),
-            TraceEvent::Released => ("released", "wait ended".to_owned()),
-            TraceEvent::Succeeded => ("succeeded", "succeeded".to_owned()),
-            TraceEvent::Died => ("died", "became a dead letter".to_owned()),
-            TraceEvent::Redriven => (
-                "redriven",
-                match step.destination.as_str() {
-                    "" => "redriven".to_owned(),
-                    destination => format!("redriven to {destination}"),
-                },
-            ),
-            TraceEvent::Discarded => ("discarded", "discarded".to_owned()),
-            TraceEvent::Restored => ("restored", "restored".to_owned()),
-            TraceEvent::Unspecified => ("other", "unknown step".to_owned()),
+        let title = match step.event() {
+            TraceEvent::Entered => "entered the pipeline".to_owned(),
+            TraceEvent::Waits => match wait {
+                Some(wait) => format!("attempt {} failed; waits {wait} in {}", step.attempts, step.place),
+                None => format!("attempt {} failed; waits in {}", step.attempts, step.place),
+            },
+            TraceEvent::Released => "wait ended".to_owned(),
+            TraceEvent::Succeeded => "succeeded".to_owned(),
+            TraceEvent::Died => "became a dead letter".to_owned(),
+            TraceEvent::Redriven => match step.destination.as_str() {
+                "" => "redriven".to_owned(),
+                destination => format!("redriven to {destination}"),
+            },
+            TraceEvent::Discarded => "discarded".to_owned(),
+            TraceEvent::Restored => "restored".to_owned(),
+            TraceEvent::Unspecified => "unknown step".to_owned(),
         };
         let by = match (step.by.as_str(), step.reason.as_str()) {
             ("", _) => String::new(),
@@ -81,7 +121,7 @@ impl Step {
         };
         let is_dead = step.event() == TraceEvent::Died;
         Self {
-            class,
+            class: class(step.event()),
             title,
             when: html::time(time(step.time), now),
             exact: html::exact(time(step.time)),

@@ -95,9 +95,10 @@ fn missing_topics(pipeline: &Pipeline, survey: &Survey, history: &History, found
     }
 }
 
+/// Half open, the endpoint has answered, and nothing may follow for long.
 fn open_breaker(pipeline: &Pipeline, survey: &Survey, found: &mut Vec<Found>) {
     let breaker = survey.breaker(&pipeline.name);
-    if let Some(breaker) = breaker.filter(|breaker| breaker.state() != v1::BreakerState::Closed) {
+    if let Some(breaker) = breaker.filter(|breaker| breaker.state() == v1::BreakerState::Open) {
         let problem = v1::Problem {
             kind: v1::ProblemKind::BreakerOpen.into(),
             since: breaker.since,

@@ -205,7 +205,7 @@ fn open_breaker_is_a_problem() {
     let shown_states: Vec<_> = view.pipelines.iter().map(v1::PipelineOverview::breaker).collect();
     assert_eq!(shown_states, states);
     let problems: Vec<&str> = view.problems.iter().map(|problem| &*problem.pipeline).collect();
-    assert_eq!(problems, ["b", "c"]);
+    assert_eq!(problems, ["b"], "the endpoint of c has answered");
     let problem = &view.problems[0];
     assert_eq!(
         (problem.kind(), problem.next_step(), &*problem.error_code),

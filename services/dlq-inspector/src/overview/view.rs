@@ -85,7 +85,7 @@ impl Overview {
         let breakers = survey.breakers.is_none().then(|| v1::IncompletePart {
             part: v1::OverviewPart::Breakers.into(),
             since: None,
-            problem: "the status topic does not exist, or cannot be read".to_owned(),
+            problem: "the status topic is not read yet, does not exist, or cannot be read".to_owned(),
         });
         let letters = survey.letters.as_ref();
         Self {

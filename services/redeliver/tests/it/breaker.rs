@@ -2,6 +2,7 @@
 
 use std::net::SocketAddr;
 
+use redeliver_core::Record;
 use redeliver_testkit::{ChaosPermit, Fate, Reply, Request, ServiceProcess, Trouble, eventually, http};
 
 use crate::chaos::load::under_load;
@@ -147,6 +148,16 @@ fn console_shows_open_breaker() {
     until("closed", false);
     settle(&pipe, &sent);
     enricher.shut_down();
+    // Removed, so that nobody has to wait until it expires.
+    let key = format!("breaker/{name}/");
+    let statuses = pipe.read(&["redeliver.status".into()]);
+    let is_own = |record: &&Record| {
+        record
+            .key
+            .as_deref()
+            .is_some_and(|own| own.starts_with(key.as_bytes()))
+    };
+    assert_eq!(statuses.iter().rfind(is_own).unwrap().value, None);
     until("unknown", false);
 }
 

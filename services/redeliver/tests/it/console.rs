@@ -1,13 +1,16 @@
 //! The console, also that of `redeliver dev`: every page, the command that each page shows, and the forms that change something.
 
+mod browser;
+mod in_browser;
+
 use std::net::SocketAddr;
 use std::process::Command;
 
 use redeliver_testkit::http::{self, Method};
-use redeliver_testkit::{Process, binary, eventually, run};
+use redeliver_testkit::{Process, ServiceProcess, binary, eventually, run};
 use sha2::{Digest as _, Sha256};
 
-use crate::support::{DEADLINE, PipeBuilder};
+use crate::support::{DEADLINE, Pipe, PipeBuilder};
 
 /// What stands between two texts, the first time.
 #[track_caller]
@@ -211,6 +214,7 @@ fn forms_act_once() {
     );
     let paused = Form::open(console, &pause).fill("reason", "INC-17").send();
     shows(&paused, "paused</span> by");
+    shows("/due?waiting=1", "wait until it is resumed.");
     let entries = shows("/audit?action=control.pause", "pipeline/docs");
     assert_eq!(entries.matches("INC-17").count(), 1, "{entries}");
     let stale = Form::open(console, &pause)
@@ -218,7 +222,12 @@ fn forms_act_once() {
         .fill("revision", "0");
     assert!(stale.refused(409).contains("Changed meanwhile"));
 
-    // A job is scheduled and cancelled.
+    // A job is scheduled and cancelled. The forecast applies the rate of its application.
+    Form::open(console, "/act/control?name=app%2Fdocs&verb=rate")
+        .fill("rate", "0.001")
+        .fill("reason", "INC-17")
+        .send();
+    shows("/due", "At 0.001/s, these ");
     let job = Form::open(console, "/act/job?verb=schedule&app=docs")
         .fill("due", "1h")
         .send();
@@ -270,9 +279,10 @@ fn pages_and_their_commands_work() {
             "http.422",
         ),
         (&group, "Newest dead letters"),
+        (&format!("{group}?common=1"), "key begins with"),
         ("/letters?filter=error_class%20%3D%20%22permanent%22", "docs-dlq/"),
         (&letter, "Trace the record"),
-        (&format!("{letter}?life=1"), "became a dead letter"),
+        (&format!("{letter}?life=1"), "class=\"timeline\""),
         ("/redrives", "No redrive was planned yet"),
         ("/waiting?scan=counts&pipeline=docs", "30s"),
         ("/waiting?scan=records&place=30s&code=http.500", "docs-retry-30s/"),
@@ -283,6 +293,13 @@ fn pages_and_their_commands_work() {
         ("/audit?action=dead-letters.*&since=1h", "dead-letters.get"),
     ] {
         check(console, config, page, shown);
+    }
+    for (text, page) in [
+        ("doc", "/pipelines/docs"),
+        ("HTTP.422", &group),
+        ("docs-dlq/0/0", "/letters/docs-dlq/0/0"),
+    ] {
+        link(console, &format!("/find?q={}", text.replace('/', "%2F")), page);
     }
     for (page, status) in [
         ("/groups/0000000000000000", 404),
@@ -302,35 +319,59 @@ fn pages_and_their_commands_work() {
     }
 }
 
-/// The program with sign-in, at a real inspector, with a token as large as those of some providers.
+/// The program with sign-in, at a real inspector.
+struct SignIn {
+    address: SocketAddr,
+    console: ServiceProcess,
+    _inspector: ServiceProcess,
+    _pipe: Pipe,
+}
+
+impl SignIn {
+    /// With these tokens and their scopes, and more settings of the inspector.
+    fn start(tokens: &[(&str, &str)], settings: &[String]) -> Self {
+        let entry = |(index, (token, scope)): (usize, &(&str, &str))| {
+            let hash: String = Sha256::digest(token)
+                .iter()
+                .map(|byte| format!("{byte:02x}"))
+                .collect();
+            format!("  - {{ name: viewer-{index}, sha256: {hash}, scopes: ['{scope}'] }}\n")
+        };
+        let pipe = PipeBuilder::new("console").with_inspector().create();
+        let file = pipe.env.directory().join("tokens");
+        let tokens: String = tokens.iter().enumerate().map(entry).collect();
+        std::fs::write(&file, format!("tokens:\n{tokens}")).unwrap();
+        let tokens_file = format!("dlq_inspector.auth.tokens_file={}", file.display());
+        let settings = settings.iter().chain([&tokens_file]);
+        let arguments: Vec<&str> = settings.flat_map(|setting| ["--set", setting]).collect();
+        let mut inspector = pipe.start("dlq-inspector", "a", &arguments);
+        let url = format!("console.inspector.url=http://{}", inspector.word_after(" api="));
+        // No other service decides about tokens: nothing listens on port 1.
+        let scheduler = "console.scheduler.url=http://127.0.0.1:1";
+        let settings = [
+            "console.listen=127.0.0.1:0",
+            "console.sign_in=token",
+            &url,
+            scheduler,
+        ];
+        let arguments: Vec<&str> = settings.iter().flat_map(|setting| ["--set", setting]).collect();
+        let mut console = pipe.start("console", "a", &arguments);
+        Self {
+            address: console.word_after(" address=").parse().unwrap(),
+            console,
+            _inspector: inspector,
+            _pipe: pipe,
+        }
+    }
+}
+
+/// With a token as large as those of some providers.
 #[test]
 fn viewers_see_what_their_tokens_permit() {
     let reader = "r".repeat(16 << 10);
-    let entry = |name: &str, token: &str, scope: &str| {
-        let hash: String = Sha256::digest(token)
-            .iter()
-            .map(|byte| format!("{byte:02x}"))
-            .collect();
-        format!("  - {{ name: {name}, sha256: {hash}, scopes: ['{scope}'] }}\n")
-    };
-    let pipe = PipeBuilder::new("console").with_inspector().create();
-    let file = pipe.env.directory().join("tokens");
-    let tokens = entry("reader", &reader, "dead-letters:read") + &entry("other", "other", "jobs:read");
-    std::fs::write(&file, format!("tokens:\n{tokens}")).unwrap();
-    let tokens_file = format!("dlq_inspector.auth.tokens_file={}", file.display());
-    let mut inspector = pipe.start("dlq-inspector", "a", &["--set", &tokens_file]);
-    let url = format!("console.inspector.url=http://{}", inspector.word_after(" api="));
-    // No other service decides about tokens: nothing listens on port 1.
-    let scheduler = "console.scheduler.url=http://127.0.0.1:1";
-    let settings = [
-        "console.listen=127.0.0.1:0",
-        "console.sign_in=token",
-        &url,
-        scheduler,
-    ];
-    let arguments: Vec<&str> = settings.iter().flat_map(|setting| ["--set", setting]).collect();
-    let mut console = pipe.start("console", "a", &arguments);
-    let address: SocketAddr = console.word_after(" address=").parse().unwrap();
+    let tokens = [(reader.as_str(), "dead-letters:read"), ("other", "jobs:read")];
+    let mut system = SignIn::start(&tokens, &[]);
+    let address = system.address;
     let origin = format!("http://{address}");
 
     let sign_in = |token: &str| {
@@ -361,5 +402,5 @@ fn viewers_see_what_their_tokens_permit() {
         let page = http::exchange(Method::GET, address, "/letters", &headers, String::new()).unwrap();
         assert!(page.status == status && page.body.contains(shown), "{page:?}");
     }
-    console.shut_down();
+    system.console.shut_down();
 }

@@ -312,7 +312,7 @@ fn released(control: &Control) -> String {
 }
 
 /// What applies now.
-fn effective(control: &Control) -> (RunState, Option<Limit>) {
+pub(in crate::pages) fn effective(control: &Control) -> (RunState, Option<Limit>) {
     let (state, rate) = match &control.effective {
         Some(Effective::EffectiveApplication(app)) => (app.state(), app.rate),
         Some(Effective::EffectivePipeline(pipeline)) => (pipeline.state(), pipeline.rate),

@@ -222,7 +222,13 @@ impl Act for Edit {
                 let diff = TextDiff::configure()
                     .timeout(DIFF_TIMEOUT)
                     .diff_lines(known, &entered);
-                diffs.push((name, diff.unified_diff().context_radius(3).to_string()));
+                // Most values end without a line break, before and after.
+                let is_hinted = known.ends_with('\n') != entered.ends_with('\n');
+                let mut diff = diff.unified_diff();
+                diffs.push((
+                    name,
+                    diff.context_radius(3).missing_newline_hint(is_hinted).to_string(),
+                ));
             }
             fields.push(Field::new(input, name, label, entered));
         };

@@ -1,0 +1,173 @@
+//! Finds pages, pipelines, groups and ids by a text. The palette of `console.js` shows the list of this page.
+
+use askama::Template;
+use axum::http::StatusCode;
+use axum::response::Response;
+use redeliver_client::JobId;
+use redeliver_client::messages::{Group, OverviewSelection};
+use serde::Deserialize;
+
+use super::{groups, letters, trace};
+use crate::backend::Backend;
+use crate::page::{Frame, NAVIGATION, Problem, address, literal, respond, segment};
+use crate::parameters::Query;
+
+const SECTION: &str = "/find";
+/// The longest text that services are asked for, in characters, as in the fields.
+const MAX_TEXT: usize = 200;
+/// The most pipelines and groups that are shown.
+const SHOWN: usize = 8;
+/// The most groups whose templates are searched: those that were seen last.
+const SEARCHED: i32 = 100;
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+pub(crate) struct Parameters {
+    q: String,
+}
+
+#[derive(Template)]
+#[template(path = "find.html")]
+struct Page {
+    frame: Frame,
+    text: String,
+    found: Vec<Found>,
+    /// Why something may be missing.
+    problems: Vec<Problem>,
+}
+
+/// The kind, the name, and the page.
+type Found = (&'static str, String, String);
+
+pub(crate) async fn page(backend: Backend, Query(parameters): Query<Parameters>) -> Response {
+    let text = parameters.q.trim();
+    let mut found = pages(text);
+    let mut problems = Vec::new();
+    if !text.is_empty() && text.chars().count() <= MAX_TEXT {
+        found.extend(ids(text));
+        let selection = OverviewSelection {
+            prefix: text.to_owned(),
+            limit: u32::try_from(SHOWN).unwrap_or(0),
+            problem_limit: 1,
+            ..OverviewSelection::default()
+        };
+        let (overview, letters) = (backend.overview(), backend.dead_letters());
+        let (pipelines, groups) = tokio::join!(
+            overview.overview(selection),
+            letters.groups(groups::open("", SEARCHED))
+        );
+        match pipelines {
+            Ok(overview) => found.extend(overview.pipelines.into_iter().map(|pipeline| {
+                let link = segment("/pipelines", &pipeline.pipeline);
+                ("pipeline", pipeline.pipeline, link)
+            })),
+            Err(error) => problems.push(error.into()),
+        }
+        match groups {
+            Ok(answer) => found.extend(matching(&answer.groups, text)),
+            Err(error) => problems.push(error.into()),
+        }
+        let filter = format!("error_message : {}", literal(text));
+        let link = address("/letters", &[("filter", &filter)]);
+        found.push(("dead letters", format!("whose error contains {text}"), link));
+    }
+    let page = Page {
+        frame: Frame::new(SECTION, "Find"),
+        text: text.to_owned(),
+        found,
+        problems,
+    };
+    respond(&page, StatusCode::OK)
+}
+
+/// Pages whose names contain a text.
+fn pages(text: &str) -> Vec<Found> {
+    let entries = NAVIGATION.iter().flat_map(|(_, entries)| entries.iter());
+    let matching = entries.filter(|(path, name, _)| contains(name, text) && *path != SECTION);
+    matching
+        .map(|(path, name, _)| ("page", (*name).to_owned(), (*path).to_owned()))
+        .collect()
+}
+
+/// What a text can be the id of. Whether it exists, its page tells.
+fn ids(text: &str) -> Vec<Found> {
+    let mut found = Vec::new();
+    let mut add = |kind, link| found.push((kind, text.to_owned(), link));
+    if let Some(position) = trace::position(text) {
+        add("dead letter", letters::link(Some(&position)));
+        add("trace", address("/trace", &[("position", text)]));
+    }
+    if text.len() == 16 && text.bytes().all(|byte| byte.is_ascii_hexdigit()) {
+        add("group", segment("/groups", text));
+        add("redrive", segment("/redrives", text));
+    }
+    if text.parse::<JobId>().is_ok() {
+        add("job", segment("/jobs", text));
+    }
+    found
+}
+
+/// Groups whose templates or codes contain a text.
+fn matching<'g>(groups: &'g [Group], text: &'g str) -> impl Iterator<Item = Found> {
+    let is_wanted =
+        move |group: &&Group| contains(&group.template, text) || contains(&group.error_code, text);
+    let matching = groups.iter().filter(is_wanted).take(SHOWN);
+    matching.map(|group| {
+        (
+            "group",
+            groups::reason(group).to_owned(),
+            segment("/groups", &group.id),
+        )
+    })
+}
+
+fn contains(name: &str, text: &str) -> bool {
+    name.to_lowercase().contains(&text.to_lowercase())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ids_lead_to_their_pages() {
+        let links = |text: &str| ids(text).into_iter().map(|(_, _, link)| link).collect::<Vec<_>>();
+        assert_eq!(
+            links("orders-dlq/3/17"),
+            ["/letters/orders-dlq/3/17", "/trace?position=orders-dlq%2F3%2F17"]
+        );
+        assert_eq!(
+            links("00ff00ff00ff00ff"),
+            ["/groups/00ff00ff00ff00ff", "/redrives/00ff00ff00ff00ff"]
+        );
+        assert_eq!(
+            links("01JBX5W7Z3N8V2K4M6P8Q0R2T4"),
+            ["/jobs/01JBX5W7Z3N8V2K4M6P8Q0R2T4"]
+        );
+        assert!(links("orders").is_empty());
+    }
+
+    #[test]
+    fn names_match_anywhere() {
+        let names = |text: &str| {
+            pages(text)
+                .into_iter()
+                .map(|(_, name, _)| name)
+                .collect::<Vec<_>>()
+        };
+        assert_eq!(names("SCHED"), ["Schedules"]);
+        assert!(names("").len() > 8 && names("zzz").is_empty());
+        let group = |template: &str, error_code: &str| Group {
+            template: template.to_owned(),
+            error_code: error_code.to_owned(),
+            ..Group::default()
+        };
+        let groups = [
+            group("Cannot connect", "x"),
+            group("", "http.422"),
+            group("other", ""),
+        ];
+        assert_eq!(matching(&groups, "connect").count(), 1);
+        assert_eq!(matching(&groups, "HTTP").next().unwrap().1, "http.422");
+    }
+}
