@@ -6725,7 +6725,7 @@ pub struct PipelineOverview {
     pub dead_letters: ::core::option::Option<DeadLettersOverview>,
     #[prost(message, optional, tag = "9")]
     pub run: ::core::option::Option<RunOverview>,
-    /// The circuit breaker of its endpoint: the worst state of its workers. Each of them has a breaker of its own. UNSPECIFIED: unknown, as no worker tells it.
+    /// The circuit breaker of its endpoint: the worst state of those of its workers that tell it. Each of them has a breaker of its own. UNSPECIFIED: unknown, as none tells it.
     #[prost(enumeration = "BreakerState", tag = "10")]
     pub breaker: i32,
     /// Its topics that do not exist, of all roles: the topics of a pipeline are shown to those who see its dead letters. Empty while the topics are unknown.
@@ -7033,7 +7033,7 @@ pub enum ProblemKind {
     TopicMissing = 1,
     /// Kafka may remove open dead letters within a day, from `deadline` on. `count`: the open ones in the topic. It grows if there are more than some seconds ago.
     LettersExpire = 2,
-    /// The circuit breaker of a worker is not closed, with the error code of the failure that opened it.
+    /// The circuit breaker of a worker is open, with the error code of the failure that opened it.
     BreakerOpen = 3,
     /// As of `waiting_as_of`, records are due in a tier for longer than a minute, and it is not paused. Not reported while it is unknown what is paused. `count`: at least so many. It grows if more
     /// records wait there than in an earlier reading.
