@@ -43,7 +43,14 @@ pub(crate) async fn page(backend: Backend, Query(parameters): Query<Parameters>)
     let text = parameters.q.trim();
     let mut found = pages(text);
     let mut problems = Vec::new();
-    if !text.is_empty() && text.chars().count() <= MAX_TEXT {
+    if text.chars().count() > MAX_TEXT {
+        problems.push(Problem {
+            status: StatusCode::BAD_REQUEST,
+            title: "The text is too long".to_owned(),
+            detail: format!("It has more than {MAX_TEXT} characters."),
+            advice: String::new(),
+        });
+    } else if !text.is_empty() {
         found.extend(ids(text));
         let selection = OverviewSelection {
             prefix: text.to_owned(),

@@ -70,9 +70,9 @@ fn next(trace: &PipelineTrace) -> (&'static str, Option<Timestamp>) {
         TraceOutcome::New => "A worker makes the first attempt.",
         TraceOutcome::Waits => return ("The next attempt is due", time(trace.next_due)),
         TraceOutcome::Due => "A worker makes the next attempt.",
-        TraceOutcome::Dead => "Nothing, until somebody redrives or discards it.",
+        TraceOutcome::Dead => "Nothing, until it is redriven or discarded.",
         TraceOutcome::Succeeded => "Nothing: it has a result.",
-        TraceOutcome::Discarded => "Nothing, unless somebody restores it.",
+        TraceOutcome::Discarded => "Nothing, unless it is restored.",
         TraceOutcome::Redriven => "It is a new record of the topic to which it was redriven.",
         TraceOutcome::Unknown | TraceOutcome::Unspecified => "Not known.",
     };

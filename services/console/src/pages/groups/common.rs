@@ -35,6 +35,8 @@ pub(crate) struct Common {
     pub(crate) letters: usize,
     /// How many of them have no key, headers and value for the caller.
     pub(crate) withheld: usize,
+    /// Whether there are more names than are compared.
+    pub(crate) has_more_names: bool,
     names: BTreeMap<Name, Seen>,
 }
 
@@ -70,9 +72,12 @@ impl Common {
     pub(crate) fn add(&mut self, letter: &DeadLetter) {
         self.letters += 1;
         self.withheld += usize::from(letter.payload_withheld != 0);
+        let parts = parts(letter);
+        self.has_more_names |= parts.len() >= NAMES;
         let mut last = None;
-        for (name, value) in parts(letter) {
+        for (name, value) in parts {
             if self.names.len() >= ALL_NAMES && !self.names.contains_key(&name) {
+                self.has_more_names = true;
                 continue;
             }
             let seen = self.names.entry(name.clone()).or_default();
@@ -306,7 +311,7 @@ mod tests {
         ];
         letters.extend_from_within(..);
         let common = common(&letters);
-        assert!(common.names.len() <= ALL_NAMES, "{}", common.names.len());
+        assert_eq!((common.names.len(), common.has_more_names), (ALL_NAMES, true));
         let rows = common.rows();
         assert!(
             rows.len() <= SHOWN

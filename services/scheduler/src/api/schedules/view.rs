@@ -162,6 +162,8 @@ impl ScheduleView {
         if let Some(fields) = definition.as_object_mut() {
             fields.retain(|field, _| !["id", "revision", "dispatched", "skipped"].contains(&field.as_str()));
         }
+        // The text of audit entries is the same, whether or not a dependency lets maps keep their order.
+        definition.sort_all_objects();
         definition
     }
 
