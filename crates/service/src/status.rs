@@ -17,7 +17,7 @@ use redeliver_proto::v1::{BreakerState, BreakerStatus};
 use redeliver_runtime::Config;
 use redeliver_store::{Document, State, Table};
 
-pub use board::StatusBoard;
+pub use board::{BreakerNotes, StatusBoard};
 
 /// The name of the topic, after `kafka.id_prefix`.
 pub const TOPIC: &str = "redeliver.status";

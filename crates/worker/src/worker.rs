@@ -18,7 +18,7 @@ use redeliver_runtime::config::{ConfigError, OrderingConfig, PipelineConfig};
 use redeliver_runtime::health::Part;
 use redeliver_service::host::{Host, NewLane, lane_grace};
 use redeliver_service::metrics::Serves;
-use redeliver_service::status::StatusBoard;
+use redeliver_service::status::BreakerNotes;
 use tokio::sync::Notify;
 
 use crate::attempt::AttemptRunner;
@@ -213,9 +213,14 @@ pub async fn spawn<H: Handler>(host: &mut Host, spec: &WorkerSpec, handler: H) -
         pipeline: spec.pipeline.name.clone(),
         metrics: metrics.clone(),
         part,
-        board: host.status_board().map_err(io::Error::other)?,
+        notes: host
+            .status_board()
+            .map_err(io::Error::other)?
+            .begin(spec.pipeline.name.clone(), {
+                let owned = engine_context.partitions.clone();
+                move || owned.any()
+            }),
     };
-    report.note(BreakerState::Closed, None);
     let gate = Gate::new(spec.breaker.clone(), spec.concurrency, Arc::new(report));
     host.works_on(spec.pipeline.clone(), {
         let breaker_open = metrics.breaker_open.clone();
@@ -308,13 +313,7 @@ struct Report {
     pipeline: Arc<str>,
     metrics: Arc<WorkerMetrics>,
     part: Part,
-    board: StatusBoard,
-}
-
-impl Report {
-    fn note(&self, state: BreakerState, error_code: Option<&str>) {
-        self.board.note(&self.pipeline, state, error_code);
-    }
+    notes: BreakerNotes,
 }
 
 impl BreakerObserver for Report {
@@ -327,7 +326,7 @@ impl BreakerObserver for Report {
         );
         self.metrics.breaker_open.set(1);
         self.metrics.breaker_openings.inc();
-        self.note(BreakerState::Open, Some(&failure.code));
+        self.notes.note(BreakerState::Open, Some(&failure.code));
         self.part
             .ready_but(format!("the circuit breaker is open: {}", failure.message));
     }
@@ -339,7 +338,7 @@ impl BreakerObserver for Report {
             after_seconds,
             "endpoint answers again; circuit breaker half open"
         );
-        self.note(BreakerState::HalfOpen, None);
+        self.notes.note(BreakerState::HalfOpen, None);
     }
 
     fn closed(&self, after: Duration) {
@@ -350,7 +349,7 @@ impl BreakerObserver for Report {
             "circuit breaker closed"
         );
         self.metrics.breaker_open.set(0);
-        self.note(BreakerState::Closed, Some(""));
+        self.notes.note(BreakerState::Closed, Some(""));
         self.part.ready();
     }
 }

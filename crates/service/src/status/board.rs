@@ -31,23 +31,65 @@ const REMOVAL: Duration = Duration::from_secs(3);
 const MAX_CODE: usize = 120;
 
 /// By pipeline.
-type Breakers = BTreeMap<Arc<str>, BreakerStatus>;
+type Statuses = BTreeMap<Arc<str>, BreakerStatus>;
+
+/// Whether this process has partitions of the pipeline.
+type HasPartitions = Arc<dyn Fn() -> bool + Send + Sync>;
+
+#[derive(Clone)]
+struct Noted {
+    status: BreakerStatus,
+    has_partitions: HasPartitions,
+}
 
 /// What this process says about its circuit breakers. A task of its own writes it. Cheap to clone.
 #[derive(Clone)]
 pub struct StatusBoard {
-    breakers: watch::Sender<Breakers>,
+    noted: watch::Sender<BTreeMap<Arc<str>, Noted>>,
     clock: Arc<dyn Clock>,
 }
 
+/// The status of the breaker of a pipeline, which is closed at first.
+pub struct BreakerNotes {
+    board: StatusBoard,
+    pipeline: Arc<str>,
+}
+
 impl StatusBoard {
-    /// Notes the state of the breaker of a pipeline. `error_code`: that of the failure that opened it; `None` if it is as before.
-    pub fn note(&self, pipeline: &Arc<str>, state: BreakerState, error_code: Option<&str>) {
+    /// Begins with the status of a pipeline. Without partitions of it, an open breaker is not written: no call will close it.
+    pub fn begin(
+        &self,
+        pipeline: Arc<str>,
+        has_partitions: impl Fn() -> bool + Send + Sync + 'static,
+    ) -> BreakerNotes {
+        let mut status = BreakerStatus {
+            since: Some(to_timestamp(self.clock.now())),
+            ..BreakerStatus::default()
+        };
+        status.set_state(BreakerState::Closed);
+        let noted = Noted {
+            status,
+            has_partitions: Arc::new(has_partitions),
+        };
+        self.noted
+            .send_modify(|all| drop(all.insert(pipeline.clone(), noted)));
+        BreakerNotes {
+            board: self.clone(),
+            pipeline,
+        }
+    }
+}
+
+impl BreakerNotes {
+    /// Notes a state. `error_code`: that of the failure that opened it; `None` if it is as before.
+    pub fn note(&self, state: BreakerState, error_code: Option<&str>) {
         let is_closed = |state| state == BreakerState::Closed;
-        self.breakers.send_modify(|breakers| {
-            let status = breakers.entry(pipeline.clone()).or_default();
-            if status.since.is_none() || is_closed(status.state()) != is_closed(state) {
-                status.since = Some(to_timestamp(self.clock.now()));
+        self.board.noted.send_modify(|all| {
+            let Some(Noted { status, .. }) = all.get_mut(&self.pipeline) else {
+                return;
+            };
+            if is_closed(status.state()) != is_closed(state) {
+                status.since = Some(to_timestamp(self.board.clock.now()));
             }
             if let Some(code) = error_code {
                 status.error_code = bounded_text(code, MAX_CODE);
@@ -67,7 +109,7 @@ impl Host {
             return Ok(board);
         }
         let board = StatusBoard {
-            breakers: watch::Sender::default(),
+            noted: watch::Sender::default(),
             clock: self.clock.clone(),
         };
         let publisher = Publisher {
@@ -82,10 +124,20 @@ impl Host {
             "Failed writes to the status topic: others do not know the circuit breakers of this process",
             publisher.failures.clone(),
         );
-        let (noted, stop) = (board.breakers.subscribe(), self.tasks.shutdown().clone());
+        let (noted, stop) = (board.noted.subscribe(), self.tasks.shutdown().clone());
         self.tasks.spawn("status", publisher.run(noted, stop));
         Ok(self.share(board))
     }
+}
+
+/// The statuses that others may rely on.
+fn current(noted: &BTreeMap<Arc<str>, Noted>) -> Statuses {
+    let holds = noted
+        .iter()
+        .filter(|(_, noted)| noted.status.state() == BreakerState::Closed || (noted.has_partitions)());
+    holds
+        .map(|(pipeline, noted)| (pipeline.clone(), noted.status.clone()))
+        .collect()
 }
 
 struct Publisher {
@@ -98,10 +150,15 @@ struct Publisher {
 
 impl Publisher {
     /// Writes statuses until `stop` is cancelled, and then removes them.
-    async fn run(self, noted: watch::Receiver<Breakers>, stop: CancellationToken) -> Result<(), Infallible> {
-        stop.run_until_cancelled(self.follow(noted.clone())).await;
-        let breakers = noted.borrow().clone();
-        let removed: Vec<Output> = breakers
+    async fn run(
+        self,
+        mut noted: watch::Receiver<BTreeMap<Arc<str>, Noted>>,
+        stop: CancellationToken,
+    ) -> Result<(), Infallible> {
+        let mut written = Statuses::new();
+        stop.run_until_cancelled(self.follow(&mut noted, &mut written))
+            .await;
+        let removed: Vec<Output> = written
             .keys()
             .map(|pipeline| self.record(pipeline, None))
             .collect();
@@ -111,18 +168,18 @@ impl Publisher {
     }
 
     /// Writes each status when it changes, and all of them at each heartbeat.
-    async fn follow(&self, mut noted: watch::Receiver<Breakers>) {
-        let (mut written, mut heartbeat) = (Breakers::new(), Instant::now() + HEARTBEAT);
+    async fn follow(&self, noted: &mut watch::Receiver<BTreeMap<Arc<str>, Noted>>, written: &mut Statuses) {
+        let (mut heartbeat, mut is_due) = (Instant::now() + HEARTBEAT, false);
         let mut has_failed = false;
         loop {
-            let breakers = noted.borrow_and_update().clone();
-            let changed = breakers
-                .iter()
-                .filter(|(pipeline, status)| written.get(*pipeline) != Some(*status));
-            let records = changed.map(|(pipeline, status)| self.record(pipeline, Some(status)));
-            match self.writer.write(&records.collect::<Vec<_>>()).await {
-                Ok(()) => (written, has_failed) = (breakers, false),
+            let statuses = current(&noted.borrow_and_update());
+            let records = self.changes(written, &statuses, is_due);
+            // Also if the write fails, because some of the records may have been written.
+            written.extend(statuses.clone());
+            match self.writer.write(&records).await {
+                Ok(()) => (*written, is_due, has_failed) = (statuses, false, false),
                 Err(error) => {
+                    is_due = true;
                     self.failures.inc();
                     // Once: an installation can do without the topic.
                     if !std::mem::replace(&mut has_failed, true) {
@@ -136,9 +193,23 @@ impl Publisher {
             let _ = timeout_at(heartbeat, noted.changed()).await;
             if Instant::now() >= heartbeat {
                 heartbeat = Instant::now() + HEARTBEAT;
-                written.clear();
+                is_due = true;
             }
         }
+    }
+
+    /// What has to be written: what differs, or everything, and that others are gone.
+    fn changes(&self, written: &Statuses, statuses: &Statuses, everything: bool) -> Vec<Output> {
+        let is_new = |(pipeline, status): &(&Arc<str>, &BreakerStatus)| {
+            everything || written.get(*pipeline) != Some(*status)
+        };
+        let new = statuses.iter().filter(is_new);
+        let gone = written
+            .keys()
+            .filter(|pipeline| !statuses.contains_key(*pipeline));
+        new.map(|(pipeline, status)| self.record(pipeline, Some(status)))
+            .chain(gone.map(|pipeline| self.record(pipeline, None)))
+            .collect()
     }
 
     /// The record of a status; `None` removes it.
@@ -159,6 +230,8 @@ impl Publisher {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::{AtomicBool, Ordering};
+
     use redeliver_core::{ManualClock, Timestamp};
     use redeliver_proto::convert::time;
 
@@ -167,27 +240,36 @@ mod tests {
     #[test]
     fn time_is_kept_until_breaker_closes() {
         use BreakerState::{Closed, HalfOpen, Open};
-        let clock = Arc::new(ManualClock::new(Timestamp::from_millis(0)));
+        let clock = Arc::new(ManualClock::new(Timestamp::from_millis(1)));
         let board = StatusBoard {
-            breakers: watch::Sender::default(),
+            noted: watch::Sender::default(),
             clock: clock.clone(),
         };
-        let docs = Arc::from("docs");
+        let has_partitions = Arc::new(AtomicBool::new(true));
+        let docs = board.begin("docs".into(), {
+            let has_partitions = has_partitions.clone();
+            move || has_partitions.load(Ordering::SeqCst)
+        });
         for (now, state, code, expected) in [
-            (1, Closed, None, (1, "")),
             (2, Open, Some("http.503"), (2, "http.503")),
             (3, HalfOpen, None, (2, "http.503")),
             (4, Open, Some("http.timeout"), (2, "http.timeout")),
             (5, HalfOpen, None, (2, "http.timeout")),
             (6, Closed, Some(""), (6, "")),
             (7, Closed, Some(""), (6, "")),
+            (8, Open, Some("http.503"), (8, "http.503")),
         ] {
             clock.set(Timestamp::from_millis(now));
-            board.note(&docs, state, code);
-            let noted = board.breakers.borrow()[&docs].clone();
+            docs.note(state, code);
+            let noted = current(&board.noted.borrow())["docs"].clone();
             let since = time(noted.since).unwrap().as_millis();
             assert_eq!((since, &*noted.error_code), expected, "{now}");
             assert_eq!(noted.state(), state);
         }
+        // Others have its partitions: it never closes here.
+        has_partitions.store(false, Ordering::SeqCst);
+        assert_eq!(current(&board.noted.borrow()), Statuses::new());
+        docs.note(Closed, Some(""));
+        assert_eq!(current(&board.noted.borrow()).len(), 1);
     }
 }
