@@ -211,6 +211,8 @@ done
 for id_prefix in "" staging-; do
     contains "the audit topic of the prefix '$id_prefix'" "topicName: \"${id_prefix}redeliver.audit\"" "${base[@]}" \
         --set topics.provisioner=strimzi --set topics.strimzi.cluster=main --set-string config.kafka.id_prefix=$id_prefix
+    contains "the status topic of the prefix '$id_prefix'" "topicName: \"${id_prefix}redeliver.status\"" "${base[@]}" \
+        --set topics.provisioner=strimzi --set topics.strimzi.cluster=main --set-string config.kafka.id_prefix=$id_prefix
     contains "the control topic of the prefix '$id_prefix'" "topicName: \"${id_prefix}redeliver.control\"" "${base[@]}" \
         --set topics.provisioner=strimzi --set topics.strimzi.cluster=main --set-string config.kafka.id_prefix=$id_prefix
 done

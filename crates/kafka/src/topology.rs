@@ -98,6 +98,8 @@ pub enum Role {
     Documents,
     /// As [`Role::Documents`]; records are superseded all the time.
     Progress,
+    /// As [`Role::Progress`]. Nothing depends on it, so that what is wrong with it is a warning.
+    Status,
     /// One partition, in the order of time.
     Audit,
 }
@@ -171,6 +173,10 @@ impl TopicSpec {
     }
 
     fn finding(&self, severity: Severity, problem: String, remedy: String) -> Finding {
+        let severity = match self.role {
+            Role::Status => Severity::Warning,
+            _ => severity,
+        };
         Finding {
             topic: self.name.clone(),
             severity,

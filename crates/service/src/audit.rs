@@ -4,29 +4,22 @@
 //! and the writer of the change writes it too. An entry of a disclosure, or of a command for the scheduler,
 //! is written by an [`AuditWriter`], and acknowledged, before the answer or the command is sent.
 
-use std::sync::{Arc, Mutex, PoisonError};
-use std::time::{Duration, Instant};
+use std::sync::Arc;
 
 use bytes::Bytes;
-use redeliver_core::error_chain::error_chain;
 use redeliver_core::{Headers, Output, Timestamp};
-use redeliver_kafka::KafkaSettings;
-use redeliver_kafka::producer::{ProduceError, Producer};
-use redeliver_kafka::reader::{ReadError, partitions};
+use redeliver_kafka::producer::ProduceError;
 use redeliver_proto::convert::to_timestamp;
 use redeliver_proto::{Message as _, v1};
 use redeliver_runtime::Config;
 
 use crate::Host;
 use crate::identity::CallerName;
+use crate::record_writer::RecordWriter;
+pub use crate::record_writer::{NotWritten, blocking};
 
 /// The maximum number of ids in an entry. Others are recorded as ranges.
 pub const MAX_IDS: usize = 100;
-
-/// How long a caller waits until an entry is written.
-const WRITE_TIMEOUT: Duration = Duration::from_secs(10);
-/// That the topic exists is checked again after this time.
-const CHECKED_FOR: Duration = Duration::from_secs(5);
 
 /// Where the entries of a process are written. Cheap to clone.
 #[derive(Clone, Debug)]
@@ -237,16 +230,8 @@ impl AuditLog {
 #[derive(Clone)]
 pub struct AuditWriter {
     log: AuditLog,
-    producer: Producer,
-    kafka: KafkaSettings,
-    /// When the topic was found to exist.
-    checked: Arc<Mutex<Option<Instant>>>,
+    writer: RecordWriter,
 }
-
-/// Why an entry was not written, or may not have been.
-#[derive(Debug, thiserror::Error)]
-#[error("{0}")]
-pub struct NotWritten(String);
 
 impl AuditWriter {
     /// A writer for a service of this process.
@@ -254,12 +239,9 @@ impl AuditWriter {
     /// # Errors
     /// When the producer cannot be created.
     pub fn new(host: &Host, service: &'static str) -> Result<Self, ProduceError> {
-        Ok(Self {
-            log: AuditLog::new(&host.config, service),
-            producer: Producer::new(&host.kafka)?,
-            kafka: host.kafka.clone(),
-            checked: Arc::default(),
-        })
+        let log = AuditLog::new(&host.config, service);
+        let writer = RecordWriter::new(&host.kafka, log.topic().clone())?;
+        Ok(Self { log, writer })
     }
 
     /// Writes an entry about a decision at this time, and waits until it is acknowledged.
@@ -267,41 +249,7 @@ impl AuditWriter {
     /// # Errors
     /// When the topic does not exist, or there is no acknowledgement within 10 seconds.
     pub async fn write(&self, entry: AuditEntry, time: Timestamp) -> Result<(), NotWritten> {
-        let record = self.log.record(entry, time);
-        let writing = async {
-            self.check_topic().await.map_err(|error| error_chain(&error))?;
-            let written = self.producer.send(&record).await;
-            written.map(drop).map_err(|error| error_chain(&error))
-        };
-        let written = tokio::time::timeout(WRITE_TIMEOUT, writing).await;
-        let written = written
-            .unwrap_or_else(|_| Err(format!("no acknowledgement within {} s", WRITE_TIMEOUT.as_secs())));
-        written.map_err(NotWritten)
-    }
-
-    /// Checks that the topic exists. If not, a write could make the broker create it, with the settings of no audit topic.
-    async fn check_topic(&self) -> Result<(), ReadError> {
-        let checked = || self.checked.lock().unwrap_or_else(PoisonError::into_inner);
-        if checked().is_some_and(|at| at.elapsed() < CHECKED_FOR) {
-            return Ok(());
-        }
-        let (kafka, topic) = (self.kafka.clone(), self.log.topic().clone());
-        if let Some(found) = blocking(move || partitions(&kafka, &topic)).await {
-            found?;
-            *checked() = Some(Instant::now());
-        }
-        Ok(())
-    }
-}
-
-/// Runs what blocks; `None` if the runtime is shutting down.
-pub async fn blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> Option<T> {
-    match tokio::task::spawn_blocking(work).await {
-        Ok(result) => Some(result),
-        Err(error) => match error.try_into_panic() {
-            Ok(panic) => std::panic::resume_unwind(panic),
-            Err(_) => None,
-        },
+        self.writer.write(&[self.log.record(entry, time)]).await
     }
 }
 

@@ -11,6 +11,7 @@
 //! | [`groups`] | the consumer groups of the configuration |
 //! | [`control`] | what operators have paused or limited at run time |
 //! | `replica` | replicas of small topics in the process |
+//! | `record_writer` | writing outside of transactions |
 //! | [`audit`] | who has changed or seen what |
 //! | [`grpc`] | what servers of gRPC have in common |
 //! | [`identity`] | who calls an API, and what the caller may do |
@@ -25,6 +26,7 @@
 //! | [`due`] | what is due: the metrics by which services are scaled |
 //! | `clock` | the guarded clock of the process |
 //! | `huge_pages` | large pages of memory, which services do not use |
+//! | [`status`] | what workers say about their circuit breakers |
 //! | `totals` | what a process has done, in one log line at its end |
 
 pub mod audit;
@@ -45,8 +47,10 @@ pub mod login;
 pub mod memory_budget;
 pub mod metrics;
 pub mod queues;
+mod record_writer;
 mod replica;
 mod request_span;
+pub mod status;
 pub mod topics;
 mod totals;
 

@@ -159,7 +159,7 @@ impl<D: Document> Table<D> {
     }
 
     /// All documents, also those that cannot be read, by key.
-    pub fn entries(&self) -> impl Iterator<Item = (&D::Key, &Result<Arc<D>, D::Invalid>)> {
+    pub fn entries(&self) -> impl ExactSizeIterator<Item = (&D::Key, &Result<Arc<D>, D::Invalid>)> {
         self.entries.iter()
     }
 

@@ -50,6 +50,10 @@ impl OwnedPartitions {
         self.0.fetch_sub(1, Ordering::SeqCst);
     }
 
+    pub(crate) fn any(&self) -> bool {
+        self.0.load(Ordering::SeqCst) > 0
+    }
+
     /// The part that they are of so many partitions; `None` if there are none.
     pub(crate) fn part_of(&self, partitions: u32) -> Option<f64> {
         let owned = u32::try_from(self.0.load(Ordering::SeqCst)).unwrap_or(u32::MAX);

@@ -12,11 +12,13 @@ use std::time::Duration;
 
 use redeliver_core::{Failure, HumanDuration, Pipeline};
 use redeliver_kafka::{IfFenced, IfRecreated, LaneSpec, TopicState, Waker};
+use redeliver_proto::v1::BreakerState;
 use redeliver_runtime::Config;
 use redeliver_runtime::config::{ConfigError, OrderingConfig, PipelineConfig};
 use redeliver_runtime::health::Part;
 use redeliver_service::host::{Host, NewLane, lane_grace};
 use redeliver_service::metrics::Serves;
+use redeliver_service::status::BreakerNotes;
 use tokio::sync::Notify;
 
 use crate::attempt::AttemptRunner;
@@ -207,15 +209,19 @@ pub async fn spawn<H: Handler>(host: &mut Host, spec: &WorkerSpec, handler: H) -
     });
     let part = host.health.part(format!("endpoint-{}", spec.pipeline.name));
     part.ready();
-    let gate = Gate::new(
-        spec.breaker.clone(),
-        spec.concurrency,
-        Arc::new(Report {
-            pipeline: spec.pipeline.name.clone(),
-            metrics: metrics.clone(),
-            part,
-        }),
-    );
+    let report = Report {
+        pipeline: spec.pipeline.name.clone(),
+        metrics: metrics.clone(),
+        part,
+        notes: host
+            .status_board()
+            .map_err(io::Error::other)?
+            .begin(spec.pipeline.name.clone(), {
+                let owned = engine_context.partitions.clone();
+                move || owned.any()
+            }),
+    };
+    let gate = Gate::new(spec.breaker.clone(), spec.concurrency, Arc::new(report));
     host.works_on(spec.pipeline.clone(), {
         let breaker_open = metrics.breaker_open.clone();
         move || breaker_open.get() != 0
@@ -307,6 +313,7 @@ struct Report {
     pipeline: Arc<str>,
     metrics: Arc<WorkerMetrics>,
     part: Part,
+    notes: BreakerNotes,
 }
 
 impl BreakerObserver for Report {
@@ -319,6 +326,7 @@ impl BreakerObserver for Report {
         );
         self.metrics.breaker_open.set(1);
         self.metrics.breaker_openings.inc();
+        self.notes.note(BreakerState::Open, Some(&failure.code));
         self.part
             .ready_but(format!("the circuit breaker is open: {}", failure.message));
     }
@@ -330,6 +338,7 @@ impl BreakerObserver for Report {
             after_seconds,
             "endpoint answers again; circuit breaker half open"
         );
+        self.notes.note(BreakerState::HalfOpen, None);
     }
 
     fn closed(&self, after: Duration) {
@@ -340,6 +349,7 @@ impl BreakerObserver for Report {
             "circuit breaker closed"
         );
         self.metrics.breaker_open.set(0);
+        self.notes.note(BreakerState::Closed, Some(""));
         self.part.ready();
     }
 }

@@ -2,6 +2,7 @@
 
 use redeliver_core::pattern::matches;
 use redeliver_runtime::config::{AUDIT_TOPIC, CONTROL_TOPIC};
+use redeliver_service::status;
 
 use crate::{group_states, ledger};
 
@@ -12,8 +13,8 @@ pub struct Patterns {
     excluded: Vec<String>,
 }
 
-/// How the names of the audit and control topics of all installations end, unless they are configured otherwise.
-const OF_INSTALLATIONS: [&str; 2] = [AUDIT_TOPIC, CONTROL_TOPIC];
+/// How the names of the audit, control and status topics of all installations end, unless they are configured otherwise.
+const OF_INSTALLATIONS: [&str; 3] = [AUDIT_TOPIC, CONTROL_TOPIC, status::TOPIC];
 
 impl Patterns {
     /// Creates the patterns from `dlq_inspector.topics`.
@@ -41,7 +42,7 @@ impl Patterns {
         names.filter(|pattern| !pattern.contains('*') && self.matches(pattern))
     }
 
-    /// Whether a topic is a dead-letter topic. The inspector's own topics and internal ones never are, nor are the audit and control topics of other
+    /// Whether a topic is a dead-letter topic. The inspector's own topics and internal ones never are, nor are the audit, control and status topics of all
     /// installations.
     #[must_use]
     pub fn matches(&self, topic: &str) -> bool {
@@ -71,6 +72,7 @@ mod tests {
             "redeliver.audit",
             "staging-redeliver.audit",
             "staging-redeliver.control",
+            "redeliver.status",
         ] {
             assert!(!all.matches(other), "{other}");
         }

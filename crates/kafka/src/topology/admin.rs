@@ -16,11 +16,12 @@ use rdkafka::error::{KafkaError, RDKafkaErrorCode};
 use rdkafka::metadata::MetadataBroker;
 use rdkafka::types::RDKafkaRespErr;
 use redeliver_core::HumanDuration;
+use redeliver_core::error_chain::error_chain;
 use redeliver_kafka_ffi::KafkaClient;
 
 use super::needed::{creation_config, largest_source};
 use super::offsets::{OFFSETS_RETENTION, examine_offsets};
-use super::{ActualTopic, Finding, Severity, TopicSpec, TopologySpec, examine_all};
+use super::{ActualTopic, Finding, Role, Severity, TopicSpec, TopologySpec, examine_all};
 use crate::client::{ClientLog, ClientSettings};
 use crate::probe::{Probed, probe};
 use crate::recovery::{error_code, is_unsupported};
@@ -316,17 +317,23 @@ impl Admin {
             let results = self.create(&new_topics).await;
             let mut again = Vec::new();
             for new in new_topics {
-                match results.get(&*new.spec.name) {
-                    Some(Ok(())) => created.push(new.spec.name.clone()),
-                    // Another process was faster, or the response to an earlier request was lost.
-                    Some(Err(RDKafkaErrorCode::TopicAlreadyExists)) => {}
-                    Some(Err(code)) if !is_transient(*code) => return Err(new.refused(*code)),
-                    Some(Err(code)) if self.left().is_zero() => return Err(new.refused(*code)),
-                    Some(Err(_)) => again.push(new),
-                    None if self.left().is_zero() => {
-                        return Err(new.refused(RDKafkaErrorCode::OperationTimedOut));
+                let code = match results.get(&*new.spec.name) {
+                    Some(Ok(())) => {
+                        created.push(new.spec.name.clone());
+                        continue;
                     }
-                    None => again.push(new),
+                    // Another process was faster, or the response to an earlier request was lost.
+                    Some(Err(RDKafkaErrorCode::TopicAlreadyExists)) => continue,
+                    Some(Err(code)) => *code,
+                    None => RDKafkaErrorCode::OperationTimedOut,
+                };
+                if is_transient(code) && !self.left().is_zero() {
+                    again.push(new);
+                } else if new.spec.role == Role::Status {
+                    let error = new.refused(code);
+                    tracing::warn!(error = %error_chain(&error), "cannot create a topic that services can do without");
+                } else {
+                    return Err(new.refused(code));
                 }
             }
             new_topics = again;
@@ -335,7 +342,11 @@ impl Admin {
             }
         }
         for topic in missing {
-            self.wait_for_leaders(topic).await?;
+            let is_needed = topic.role != Role::Status;
+            if is_needed || created.contains(&topic.name) {
+                let led = self.wait_for_leaders(topic).await;
+                led.or_else(|error| if is_needed { Err(error) } else { Ok(()) })?;
+            }
         }
         Ok(created)
     }

@@ -26,7 +26,9 @@ pub fn examine(spec: &TopicSpec, all: &Actual) -> Vec<Finding> {
     let Some(actual) = all.get(&*spec.name) else {
         let problem = match spec.role {
             // The ACLs of an installation that is older than this topic do not cover it, and Kafka hides what may not be described.
-            Role::Audit | Role::Documents | Role::Progress => "does not exist, or may not be described",
+            Role::Audit | Role::Documents | Role::Progress | Role::Status => {
+                "does not exist, or may not be described"
+            }
             _ => "does not exist",
         };
         return vec![spec.finding(
@@ -92,7 +94,7 @@ fn examine_compacted(spec: &TopicSpec, actual: &ActualTopic) -> Option<Finding> 
 }
 
 fn examine_tombstones(spec: &TopicSpec, actual: &ActualTopic, configured: HumanDuration) -> Option<Finding> {
-    if matches!(spec.role, Role::Documents | Role::Progress) {
+    if matches!(spec.role, Role::Documents | Role::Progress | Role::Status) {
         // Each process continues where it was at most an hour ago, or reads it from its beginning.
         return None;
     }
@@ -132,17 +134,20 @@ fn examine_segments(spec: &TopicSpec, actual: &ActualTopic) -> Option<Finding> {
         let found = actual.number(name)?;
         (found > 2 * wanted).then_some((name, wanted, found))
     })?;
-    (spec.role == Role::Progress).then(|| {
+    matches!(spec.role, Role::Progress | Role::Status).then(|| {
         spec.finding(
             Severity::Warning,
-            format!("has {name}={found}: it is compacted late, so that a new executor reads much before it goes on"),
+            format!("has {name}={found}: it is compacted late, so that a process that starts reads much before it goes on"),
             format!("set its {name} to {wanted}"),
         )
     })
 }
 
 fn examine_partitions(spec: &TopicSpec, actual: &ActualTopic, all: &Actual) -> Option<Finding> {
-    let is_single = matches!(spec.role, Role::Audit | Role::Documents | Role::Progress);
+    let is_single = matches!(
+        spec.role,
+        Role::Audit | Role::Documents | Role::Progress | Role::Status
+    );
     if is_single && actual.partitions > 1 {
         let other = |setting| format!(", or set {setting} to another topic");
         let other = spec.setting.map(other).unwrap_or_default();

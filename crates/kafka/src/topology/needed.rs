@@ -164,7 +164,7 @@ impl TopicSpec {
     }
 }
 
-/// Settings with which a topic of [`Role::Progress`] is compacted soon: the segment that is being written never is.
+/// Settings with which a topic of [`Role::Progress`] or [`Role::Status`] is compacted soon: the segment that is being written never is.
 pub(super) const SMALL_SEGMENTS: [(&str, i64); 2] = [("segment.bytes", 32 << 20), ("segment.ms", 600_000)];
 
 /// The value of `message.timestamp.type` with which brokers set the timestamps of records.
@@ -199,7 +199,7 @@ pub(super) fn creation_config(spec: &TopicSpec, limit: Option<i64>) -> Vec<(&'st
     if let Some(retention) = spec.retention {
         config.push(("retention.ms", millis(retention)));
     }
-    if spec.role == Role::Progress {
+    if matches!(spec.role, Role::Progress | Role::Status) {
         config.extend(SMALL_SEGMENTS.map(|(name, value)| (name, value.to_string())));
         // Half of the topic would be superseded records otherwise.
         config.push(("min.cleanable.dirty.ratio", "0.1".to_owned()));

@@ -74,6 +74,7 @@ fn spec_of(name: &str) -> TopicSpec {
             single("groups", Role::Documents, "notes"),
             single("audit", Role::Audit, "entries").deleted_after(days(1), days(1)),
             single("redrives", Role::Progress, "redrives"),
+            single("status", Role::Status, "states"),
         ]),
     ]
     .into_iter()
@@ -237,6 +238,7 @@ fn created_topics_have_no_findings() {
         ("audit", "message.timestamp.type", Some("LogAppendTime")),
         ("redrives", "segment.bytes", Some("33554432")),
         ("redrives", "segment.ms", Some("600000")),
+        ("status", "segment.ms", Some("600000")),
         ("redrives", "min.cleanable.dirty.ratio", Some("0.1")),
     ] {
         let config = created(&spec_of(name), None).config;
@@ -266,6 +268,9 @@ fn missing_topics_are_errors() {
     let expected = "error: topic `redeliver.control` does not exist, or may not be described; create it, or run `redeliver \
                     topics apply`";
     assert_found(&control, &[expected], "control");
+    // Nothing depends on it.
+    let status = missing(&TopologySpec::of([single("status", Role::Status, "states")]));
+    assert_eq!(status[0].severity, Severity::Warning);
 }
 
 #[test]
@@ -487,7 +492,7 @@ fn late_compaction_and_times_warn() {
         (
             "redrives",
             vec![compacted, ("segment.bytes", "1073741824")],
-            "warning: .. has segment.bytes=1073741824: it is compacted late, so that a new executor reads much before it \
+            "warning: .. has segment.bytes=1073741824: it is compacted late, so that a process that starts reads much before it \
              goes on; set its segment.bytes to 33554432",
         ),
         (

@@ -7003,7 +7003,7 @@ pub struct Overview {
 pub struct IncompletePart {
     #[prost(enumeration = "OverviewPart", tag = "1")]
     pub part: i32,
-    /// Since when, as far as this server has noticed. Not set for what is never known.
+    /// Since when, as far as this server has noticed. Not set for BREAKERS, which an installation may do without: then it is no problem.
     #[prost(message, optional, tag = "2")]
     pub since: ::core::option::Option<::prost_types::Timestamp>,
     /// Why, for people. Without names of topics.
@@ -7038,7 +7038,7 @@ pub struct PipelineOverview {
     pub dead_letters: ::core::option::Option<DeadLettersOverview>,
     #[prost(message, optional, tag = "9")]
     pub run: ::core::option::Option<RunOverview>,
-    /// The circuit breaker of its endpoint. UNSPECIFIED: unknown.
+    /// The circuit breaker of its endpoint: the worst state of those of its workers that tell it. Each of them has a breaker of its own. UNSPECIFIED: unknown, as none tells it.
     #[prost(enumeration = "BreakerState", tag = "10")]
     pub breaker: i32,
     /// Its topics that do not exist, of all roles: the topics of a pipeline are shown to those who see its dead letters. Empty while the topics are unknown.
@@ -7153,6 +7153,22 @@ pub struct DeadLettersOverview {
     #[prost(uint32, optional, tag = "9")]
     pub auto_paused_redrives: ::core::option::Option<u32>,
 }
+/// A value of the topic redeliver.status, which is compacted and has one partition: what a worker says about the circuit breaker of a pipeline. The key is `breaker/`, the pipeline, `/`
+/// and the name of the instance.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct BreakerStatus {
+    #[prost(enumeration = "BreakerState", tag = "1")]
+    pub state: i32,
+    /// Since when it is closed, or not closed.
+    #[prost(message, optional, tag = "2")]
+    pub since: ::core::option::Option<::prost_types::Timestamp>,
+    /// The error code of the failure that opened it, unless it is closed.
+    #[prost(string, tag = "3")]
+    pub error_code: ::prost::alloc::string::String,
+    /// Until when this holds. The worker writes it again before.
+    #[prost(message, optional, tag = "4")]
+    pub expires: ::core::option::Option<::prost_types::Timestamp>,
+}
 /// Something that is wrong, or that an operator should know.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct Problem {
@@ -7195,7 +7211,7 @@ pub struct Problem {
     pub by: ::prost::alloc::string::String,
     #[prost(string, tag = "14")]
     pub reason: ::prost::alloc::string::String,
-    /// The class, the code and the template of a group, of which each has at most 200 bytes.
+    /// The class, the code and the template of a group, or the code of an open breaker. Each has at most 200 bytes.
     #[prost(string, tag = "15")]
     pub error_class: ::prost::alloc::string::String,
     #[prost(string, tag = "16")]
@@ -7253,7 +7269,7 @@ pub enum OverviewPart {
     Controls = 5,
     /// Jobs that redrive, discard or restore dead letters.
     Redrives = 6,
-    /// Circuit breakers: no service tells their states yet.
+    /// Circuit breakers.
     Breakers = 7,
 }
 impl OverviewPart {
@@ -7330,7 +7346,7 @@ pub enum ProblemKind {
     TopicMissing = 1,
     /// Kafka may remove open dead letters within a day, from `deadline` on. `count`: the open ones in the topic. It grows if there are more than some seconds ago.
     LettersExpire = 2,
-    /// The circuit breaker is not closed. No service tells it yet.
+    /// The circuit breaker of a worker is open, with the error code of the failure that opened it.
     BreakerOpen = 3,
     /// As of `waiting_as_of`, records are due in a tier for longer than a minute, and it is not paused. Not reported while it is unknown what is paused. `count`: at least so many. It grows if more
     /// records wait there than in an earlier reading.

@@ -6,6 +6,8 @@ use redeliver_kafka::topology::{MIN_RETENTION, Role, TopicSettings, TopicSpec, T
 use redeliver_runtime::Config;
 use redeliver_runtime::config::ResponseMode;
 
+use crate::status;
+
 /// Clients stop waiting for an answer long before.
 const ANSWER_RETENTION: HumanDuration = HumanDuration::from_secs(3_600);
 const MIN_ANSWER_RETENTION: HumanDuration = HumanDuration::from_secs(60);
@@ -26,7 +28,7 @@ pub fn topic_settings(config: &Config) -> TopicSettings {
     }
 }
 
-/// The topics of these pipelines, the scheduler's topics if records of one of them can wait in the scheduler, and the control topic.
+/// The topics of these pipelines, the scheduler's topics if records of one of them can wait in the scheduler, the status topic and the control topic.
 #[must_use]
 pub fn of_pipelines(config: &Config, pipelines: &[Pipeline]) -> TopologySpec {
     used_by(config, pipelines).join(of_control(config))
@@ -37,6 +39,15 @@ fn used_by(config: &Config, pipelines: &[Pipeline]) -> TopologySpec {
     let mut spec = TopologySpec::for_pipelines(pipelines, &settings);
     for pipeline in pipelines {
         expect_results(&mut spec, config, &pipeline.name);
+    }
+    if !pipelines.is_empty() {
+        let topic = TopicSpec::of_one_partition(
+            status::topic(config),
+            Role::Status,
+            "states of circuit breakers",
+            &settings,
+        );
+        spec = spec.join(TopologySpec::of([topic]));
     }
     if pipelines.iter().all(|pipeline| pipeline.long_waits.is_none()) {
         return spec;
@@ -145,7 +156,7 @@ fn expect_results(spec: &mut TopologySpec, config: &Config, pipeline: &str) {
     }
 }
 
-/// The topics of all pipelines, the scheduler's topics if it has applications or waiting records, and the control topic. None without
+/// The topics of all pipelines with the status topic, the scheduler's topics if it has applications or waiting records, and the control topic. None without
 /// pipelines and applications.
 #[must_use]
 pub fn of_all(config: &Config) -> TopologySpec {

@@ -65,8 +65,11 @@ Redeliver manages the topic, `config` and the topics whose records must fit into
 {{- $_ := set $managed "redeliver.dlq.ledger" (dict "sources" list "config" (deepCopy $compacted)) -}}
 {{- $_ := set $managed "redeliver.dlq.groups" (dict "sources" list "partitions" 1 "config" (deepCopy $compacted)) -}}
 {{- $redrives := default (printf "%sredeliver.dlq.redrives" $facts.prefix) (dig "dlq_inspector" "redrive" "topic" "" $config) -}}
-{{- $segments := dict "segment.bytes" 33554432 "segment.ms" 600000 "min.cleanable.dirty.ratio" "0.1" -}}
-{{- $_ := set $managed $redrives (dict "sources" list "partitions" 1 "config" (merge $segments $compacted)) -}}
+{{- $progress := merge (dict "segment.bytes" 33554432 "segment.ms" 600000 "min.cleanable.dirty.ratio" "0.1") $compacted -}}
+{{- $_ := set $managed $redrives (dict "sources" list "partitions" 1 "config" (deepCopy $progress)) -}}
+{{- if $facts.pipelines -}}
+{{- $_ := set $managed (printf "%sredeliver.status" $facts.prefix) (dict "sources" list "partitions" 1 "config" (deepCopy $progress)) -}}
+{{- end -}}
 {{- $control := default (printf "%sredeliver.control" $facts.prefix) (dig "control" "topic" "" $config) -}}
 {{- $_ := set $managed $control (dict "sources" list "partitions" 1 "config" (deepCopy $compacted)) -}}
 {{- $audit := default (printf "%sredeliver.audit" $facts.prefix) (dig "audit" "topic" "" $config) -}}

@@ -197,6 +197,9 @@ fn detail(wrong: &Wrong) -> String {
     if let (ProblemKind::GroupRegressed | ProblemKind::GroupNew, Some(count)) = (wrong.kind(), wrong.count) {
         details.push(format!("{} open", html::number(count)));
     }
+    if wrong.kind() == ProblemKind::BreakerOpen && !wrong.error_code.is_empty() {
+        details.push(wrong.error_code.clone());
+    }
     if !wrong.pipeline.is_empty() {
         details.push(format!("in {}", wrong.pipeline));
     }

@@ -49,7 +49,7 @@ impl Page {
             BreakerState::Closed => ("resolved", "closed"),
             BreakerState::Open => ("regressed", "open"),
             BreakerState::HalfOpen => ("open", "half open"),
-            BreakerState::Unspecified => ("unknown", "not known here"),
+            BreakerState::Unspecified => ("unknown", "unknown"),
         }
     }
 

@@ -84,6 +84,7 @@ pub(crate) fn rows(pipelines: &Pipelines, survey: &Survey, history: &History) ->
             let letters = pipeline.dead_letter_topic();
             let topics = pipeline.topics().into_iter().map(|(topic, _)| topic);
             let missing = topics.filter(|topic| history.missing_since(survey, topic).is_some());
+            let breaker = survey.breaker(&pipeline.name);
             let message = v1::PipelineOverview {
                 pipeline: pipeline.name.to_string(),
                 retired: pipeline.retired,
@@ -97,7 +98,7 @@ pub(crate) fn rows(pipelines: &Pipelines, survey: &Survey, history: &History) ->
                     .as_ref()
                     .map(|known| dead_letters(&letters, known, &groups)),
                 run: Some(run_of_pipeline(survey.controls.as_deref(), &pipeline.name)),
-                breaker: v1::BreakerState::Unspecified.into(),
+                breaker: breaker.map_or(0, |breaker| breaker.state),
                 missing_topics: missing.map(|topic| topic.to_string()).collect(),
                 problem_count: 0,
             };

@@ -26,7 +26,7 @@ const OVERDUE: Duration = Duration::from_secs(60);
 const PAUSED: Duration = Duration::from_secs(3_600);
 /// A group grows if its last dead letter died within this time.
 const GROWS: Duration = Duration::from_secs(300);
-/// The maximum size of each text about a group, in bytes.
+/// The maximum size of each text about a failure, in bytes.
 const MAX_TEXT: usize = 200;
 
 /// A problem, and who may know of it.
@@ -45,6 +45,7 @@ pub(crate) fn problems(pipelines: &Pipelines, survey: &Survey, history: &History
     let changes = history.changes(survey);
     for pipeline in &pipelines.list {
         missing_topics(pipeline, survey, history, &mut found);
+        open_breaker(pipeline, survey, &mut found);
         overdue(pipeline, survey, changes.as_ref(), &mut found);
     }
     letters(pipelines, survey, changes.as_ref(), &mut found);
@@ -91,6 +92,21 @@ fn missing_topics(pipeline: &Pipeline, survey: &Survey, history: &History, found
             };
             found.push(of_pipeline(pipeline, problem));
         }
+    }
+}
+
+/// Half open, the endpoint has answered, and nothing may follow for long.
+fn open_breaker(pipeline: &Pipeline, survey: &Survey, found: &mut Vec<Found>) {
+    let breaker = survey.breaker(&pipeline.name);
+    if let Some(breaker) = breaker.filter(|breaker| breaker.state() == v1::BreakerState::Open) {
+        let problem = v1::Problem {
+            kind: v1::ProblemKind::BreakerOpen.into(),
+            since: breaker.since,
+            next_step: v1::NextStep::CheckEndpoint.into(),
+            error_code: bounded_text(&breaker.error_code, MAX_TEXT),
+            ..v1::Problem::default()
+        };
+        found.push(of_pipeline(pipeline, problem));
     }
 }
 

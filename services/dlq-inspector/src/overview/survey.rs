@@ -29,8 +29,17 @@ pub(crate) struct Survey {
     /// The last known ones.
     pub(crate) controls: Option<Arc<Snapshot>>,
     pub(crate) redrives: Option<Vec<Redrive>>,
+    /// By pipeline. One that is missing is unknown.
+    pub(crate) breakers: Option<BTreeMap<String, v1::BreakerStatus>>,
     /// What is unknown or old, and why.
     pub(crate) incomplete: BTreeMap<v1::OverviewPart, &'static str>,
+}
+
+impl Survey {
+    /// What is known about the circuit breaker of a pipeline.
+    pub(crate) fn breaker(&self, pipeline: &str) -> Option<&v1::BreakerStatus> {
+        self.breakers.as_ref()?.get(pipeline)
+    }
 }
 
 /// The existing topics that pipelines need.

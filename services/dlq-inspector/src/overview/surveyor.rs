@@ -15,6 +15,7 @@ use redeliver_proto::v1;
 use redeliver_runtime::Config;
 use redeliver_service::control::Control;
 use redeliver_service::queues;
+use redeliver_service::status::Statuses;
 use redeliver_store::Replica;
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, timeout};
@@ -55,6 +56,7 @@ pub(crate) struct Sources {
     pub(crate) group_states: Replica<GroupStates>,
     pub(crate) jobs: Replica<Jobs>,
     pub(crate) control: Control,
+    pub(crate) statuses: Replica<Statuses>,
     pub(crate) clock: Arc<dyn Clock>,
 }
 
@@ -156,6 +158,8 @@ impl Surveyor {
                 incomplete.insert(part, "its topic cannot be read");
             }
         }
+        let statuses = sources.statuses.state();
+        let statuses = statuses.filter(|_| sources.statuses.problem(MAX_AGE).is_none());
         let survey = Survey {
             number,
             at,
@@ -165,6 +169,7 @@ impl Surveyor {
             letters,
             controls: sources.control.is_known().then(|| sources.control.snapshot()),
             redrives: sources.jobs.state().map(|jobs| redrives(&jobs)),
+            breakers: statuses.map(|statuses| statuses.breakers(at)),
             incomplete,
         };
         self.history.note(&survey, self.pipelines.needed.iter(), &asked);

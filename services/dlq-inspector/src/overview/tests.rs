@@ -9,7 +9,7 @@ use redeliver_core::pipeline::TopicRole;
 use redeliver_core::{HumanDuration, Pipeline, RetryPolicy, Timestamp};
 use redeliver_kafka::TopicId;
 use redeliver_kafka::backlog::Backlog;
-use redeliver_proto::convert::from_timestamp;
+use redeliver_proto::convert::{from_timestamp, to_timestamp};
 use redeliver_proto::{Message as _, v1};
 use redeliver_service::control::value::{Desired, PipelineControl, Run, TierControl, Value};
 use redeliver_service::control::{ControlName, Snapshot};
@@ -85,6 +85,7 @@ fn survey(pipelines: &Pipelines, number: u64) -> Survey {
         })),
         controls: Some(Arc::default()),
         redrives: Some(Vec::new()),
+        breakers: Some(BTreeMap::new()),
         incomplete: BTreeMap::new(),
     }
 }
@@ -167,9 +168,63 @@ fn quiet_system_has_no_problems() {
     assert_eq!(row.run.as_ref().unwrap().paused, Some(false));
     // Two surveys are needed.
     assert_eq!(row.rates, None);
-    // Nothing tells it.
+    // No worker tells it.
     assert_eq!(row.breaker(), v1::BreakerState::Unspecified);
-    assert_eq!(view.incomplete.len(), 1);
+    assert!(view.incomplete.is_empty());
+}
+
+#[test]
+fn open_breaker_is_a_problem() {
+    let pipelines = pipelines(&["a", "b", "c"]);
+    let breaker = |state: v1::BreakerState| v1::BreakerStatus {
+        state: state.into(),
+        since: Some(to_timestamp(at(NOW - 5_000))),
+        error_code: "http.503".to_owned(),
+        expires: None,
+    };
+    let states = [
+        v1::BreakerState::Closed,
+        v1::BreakerState::Open,
+        v1::BreakerState::HalfOpen,
+    ];
+    let breakers = ["a", "b", "c"]
+        .map(str::to_owned)
+        .into_iter()
+        .zip(states.map(breaker));
+    let known = Survey {
+        breakers: Some(breakers.collect()),
+        ..survey(&pipelines, 1)
+    };
+    let view = shown(&pipelines, &[known]).view(
+        &Sees(&["*"]),
+        &Selection {
+            is_by_name: true,
+            ..ALL
+        },
+    );
+    let shown_states: Vec<_> = view.pipelines.iter().map(v1::PipelineOverview::breaker).collect();
+    assert_eq!(shown_states, states);
+    let problems: Vec<&str> = view.problems.iter().map(|problem| &*problem.pipeline).collect();
+    assert_eq!(problems, ["b"], "the endpoint of c has answered");
+    let problem = &view.problems[0];
+    assert_eq!(
+        (problem.kind(), problem.next_step(), &*problem.error_code),
+        (ProblemKind::BreakerOpen, NextStep::CheckEndpoint, "http.503")
+    );
+    assert_eq!(
+        problem.since.as_ref().and_then(from_timestamp),
+        Some(at(NOW - 5_000))
+    );
+
+    // Without the topic, that is no problem.
+    let unknown = Survey {
+        breakers: None,
+        ..survey(&pipelines, 1)
+    };
+    let view = shown(&pipelines, &[unknown]).view(&Sees(&["*"]), &ALL);
+    assert_eq!(view.pipelines[0].breaker(), v1::BreakerState::Unspecified);
+    assert_eq!(view.incomplete[0].part(), v1::OverviewPart::Breakers);
+    assert!(view.problems.is_empty());
 }
 
 #[test]
@@ -181,6 +236,7 @@ fn unknown_parts_are_not_set() {
         letters: None,
         controls: None,
         redrives: None,
+        breakers: None,
         incomplete: [
             (v1::OverviewPart::Topics, "no answer"),
             (v1::OverviewPart::Waiting, "no answer"),

@@ -81,11 +81,12 @@ impl Overview {
                 since: history.incomplete_since(*part).map(to_timestamp),
                 problem: (*problem).to_owned(),
             });
-        let never = v1::IncompletePart {
+        // It is no problem: an installation can do without the topic.
+        let breakers = survey.breakers.is_none().then(|| v1::IncompletePart {
             part: v1::OverviewPart::Breakers.into(),
             since: None,
-            problem: "no service tells the states of circuit breakers".to_owned(),
-        };
+            problem: "the status topic is not read yet, does not exist, or cannot be read".to_owned(),
+        });
         let letters = survey.letters.as_ref();
         Self {
             number: survey.number,
@@ -93,7 +94,7 @@ impl Overview {
             waiting_at: survey.waiting.as_ref().map(|reading| reading.at),
             rows: rows(pipelines, survey, history),
             problems: problems(pipelines, survey, history),
-            incomplete: incomplete.chain([never]).collect(),
+            incomplete: incomplete.chain(breakers).collect(),
             completeness: letters.map_or_else(Completeness::default, |letters| letters.completeness.clone()),
             redrives: survey.redrives.clone(),
         }

@@ -13,7 +13,7 @@ use redeliver_service::Host;
 use redeliver_service::audit::AuditLog;
 use redeliver_service::host::{NewLane, lane_spec};
 use redeliver_service::metrics::Serves;
-use redeliver_service::topics;
+use redeliver_service::{status, topics};
 use redeliver_store::Replica;
 use tokio_util::sync::CancellationToken;
 
@@ -57,6 +57,7 @@ pub(crate) fn destinations(host: &Host, settings: &RedriveConfig, dead_letters: 
         crate::group_states::TOPIC,
         AUDIT_TOPIC,
         CONTROL_TOPIC,
+        status::TOPIC,
         &*redrives,
         &*scheduler.ingest,
         &*scheduler.state,

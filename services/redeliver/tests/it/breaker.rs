@@ -1,6 +1,9 @@
 //! The circuit breaker: an outage of the endpoint burns no attempts, and a record that fails on its own does.
 
-use redeliver_testkit::{ChaosPermit, Fate, Reply, Request, ServiceProcess, Trouble, eventually};
+use std::net::SocketAddr;
+
+use redeliver_core::Record;
+use redeliver_testkit::{ChaosPermit, Fate, Reply, Request, ServiceProcess, Trouble, eventually, http};
 
 use crate::chaos::load::under_load;
 use crate::support::{DEADLINE, Draft, Pipe, PipeBuilder, Sent, records};
@@ -95,6 +98,67 @@ fn outage_uses_up_no_attempts() {
     }
     settle(&pipe, &sent);
     assert!(enricher.metric("redeliver_worker_breaker_openings_total") >= outages.len() as u64);
+}
+
+/// From the worker over the status topic and the overview of the inspector to the pages of the console.
+#[test]
+fn console_shows_open_breaker() {
+    let pipe = PipeBuilder::new("breaker-status")
+        .with_inspector()
+        .breaker("{ failures: 5, rate: null, open_max: 1s }")
+        .behave(echo)
+        .create();
+    let mut enricher = pipe.enricher("a");
+    let mut inspector = pipe.start("dlq-inspector", "a", &[]);
+    let url = format!("console.inspector.url=http://{}", inspector.word_after(" api="));
+    // No other service is asked: nothing listens on port 1.
+    let scheduler = "console.scheduler.url=http://127.0.0.1:1";
+    let settings = [
+        "--set",
+        "console.listen=127.0.0.1:0",
+        "--set",
+        &url,
+        "--set",
+        scheduler,
+    ];
+    let mut console = pipe.start("console", "a", &settings);
+    let address: SocketAddr = console.word_after(" address=").parse().unwrap();
+    let name = pipe.name();
+    let problem = format!("The endpoint of {name} fails");
+    let until = |breaker: &str, is_problem: bool| {
+        let state = format!("{breaker}</span>");
+        eventually(breaker, DEADLINE, || {
+            let (_, pipeline) = http::get(address, &format!("/pipelines/{name}")).unwrap();
+            let (_, now) = http::get(address, &format!("/?prefix={name}")).unwrap();
+            let shown = pipeline.split("<dt>Breaker</dt>").nth(1).unwrap_or_default();
+            let shown = shown.split("</dd>").next().unwrap_or_default();
+            let is_shown = [&pipeline, &now].map(|page| page.contains(&problem) && page.contains("http.503"));
+            if shown.contains(&state) && is_shown == [is_problem; 2] {
+                Ok(())
+            } else {
+                Err(format!("{shown}, {is_shown:?}"))
+            }
+        });
+    };
+    until("closed", false);
+    begin(&pipe, Outage::Status(503));
+    let sent = pipe.produce(records(20));
+    until(">open", true);
+    end(&pipe);
+    until("closed", false);
+    settle(&pipe, &sent);
+    enricher.shut_down();
+    // Removed, so that nobody has to wait until it expires.
+    let key = format!("breaker/{name}/");
+    let statuses = pipe.read(&["redeliver.status".into()]);
+    let is_own = |record: &&Record| {
+        record
+            .key
+            .as_deref()
+            .is_some_and(|own| own.starts_with(key.as_bytes()))
+    };
+    assert_eq!(statuses.iter().rfind(is_own).unwrap().value, None);
+    until("unknown", false);
 }
 
 /// No record may be lost, doubled or dead, and none may have used up an attempt.
