@@ -37,9 +37,9 @@ pub struct ServiceArgs {
 /// The flag of workers and retry tiers. Use with `#[command(flatten)]`, and pass its value on in [`Start::until_idle`].
 #[derive(Clone, Copy, Debug, Default, clap::Args)]
 pub struct UntilIdleArgs {
-    /// Exit with status 0 when no record is left to process or due within DURATION, such as 5m (default: 0s)
-    #[arg(long, value_name = "DURATION", num_args = 0..=1, require_equals = true, default_missing_value = "0s")]
-    pub until_idle: Option<HumanDuration>,
+    /// Exit with status 0 when no record is left to process. With DURATION, such as 5m, also wait for retries that are due within it
+    #[arg(long, value_name = "DURATION", num_args = 0..=1, require_equals = true)]
+    pub until_idle: Option<Option<HumanDuration>>,
 }
 
 /// What the binary of a service does instead of running the service.
@@ -140,9 +140,9 @@ pub struct Start {
     pub admin: Listener,
     /// The metrics of the process. They outlive the service, so that its totals can be read after it has ended.
     pub registry: SharedRegistry,
-    /// One-shot mode: the process ends when nothing is left to process, nor due within this time. See [`UntilIdleArgs`]. Its
-    /// consumers are not static members.
-    pub until_idle: Option<HumanDuration>,
+    /// One-shot mode: the process ends when nothing is left to process, nor due within this time if there is one. See [`UntilIdleArgs`].
+    /// Its consumers are not static members.
+    pub until_idle: Option<Option<HumanDuration>>,
 }
 
 impl Start {

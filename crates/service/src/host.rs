@@ -74,7 +74,7 @@ pub struct Host {
     /// Started on first use.
     topic_watch: Option<TopicWatch>,
     /// In one-shot mode: records that are due within this time are waited for.
-    until_idle: Option<HumanDuration>,
+    until_idle: Option<Option<HumanDuration>>,
     worked: Vec<Worked>,
     /// Cancelled when lanes must stop: on shutdown, once all holds are released.
     lane_stop: CancellationToken,
@@ -465,26 +465,9 @@ impl Host {
         })
     }
 
-    /// Adds a pipeline that must be idle before the process ends in one-shot mode; see [`Start::until_idle`]. `is_open`: whether
-    /// its circuit breaker is open.
-    pub fn works_on(&mut self, pipeline: Arc<Pipeline>, is_open: impl Fn() -> bool + Send + Sync + 'static) {
-        self.worked.push(Worked {
-            pipeline,
-            work: Work::Attempts(Box::new(is_open)),
-        });
-    }
-
-    /// Adds a pipeline without records that are due in the tiers for which `serves` is true, before the process ends in one-shot mode.
-    /// Its second argument is whether the tier is a leftover.
-    pub fn serves_tiers(
-        &mut self,
-        pipeline: Arc<Pipeline>,
-        serves: impl Fn(HumanDuration, bool) -> bool + Send + Sync + 'static,
-    ) {
-        self.worked.push(Worked {
-            pipeline,
-            work: Work::Tiers(Box::new(serves)),
-        });
+    /// Adds a pipeline that must be idle before the process ends in one-shot mode; see [`Start::until_idle`].
+    pub fn works_on(&mut self, pipeline: Arc<Pipeline>, work: Work) {
+        self.worked.push(Worked { pipeline, work });
     }
 
     /// Serves the admin port, if [`Host::ensure_topics`] has not done so, and runs until all tasks have ended or one of
@@ -502,9 +485,9 @@ impl Host {
             let watch = IdleWatch {
                 kafka: self.kafka.clone(),
                 clock: self.clock.clone(),
-                queues: idle::queues_of(&self.config, &self.existing_topics, &worked, &self.kafka),
+                queues: idle::queues_of(&self.config, &self.existing_topics, &worked, within.is_some(), &self.kafka),
                 worked,
-                within,
+                within: within.unwrap_or_default(),
                 shutdown: self.tasks.shutdown().clone(),
             };
             self.tasks.spawn("until-idle", async move {

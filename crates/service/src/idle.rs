@@ -2,7 +2,8 @@
 //!
 //! [`left`] decides, without IO, from what Kafka tells about the pipelines: the source, the due topic and the tiers, for the
 //! whole consumer groups and not only for this process. So several processes of a group end together, and a record that
-//! another one has in hand is not done. A worker does not wait for tiers that no process serves: their records are for the next run.
+//! another one has in hand is not done. A worker looks at the tiers only if it has to wait for retries, because without a process that serves
+//! them it would not end.
 //!
 //! A record that moves from one of these topics to another while they are read could be missed in both. So
 //! the ends of the topics are read before and after: if they are equal, and no transaction was open in the
@@ -17,16 +18,16 @@ use redeliver_core::backoff::MAX_WAIT;
 use redeliver_core::headers::ReservedHeaders;
 use redeliver_core::pipeline::retry_tier_group;
 use redeliver_core::wait::LogThrottle;
-use redeliver_core::{Clock, HumanDuration, Pipeline, Record, Timestamp};
+use redeliver_core::{Clock, HumanDuration, Pipeline, Position, Record, Timestamp};
 use redeliver_kafka::KafkaSettings;
 use redeliver_kafka::backlog::{Head, Mode, heads};
 use redeliver_kafka::ends::settled_ends;
-use redeliver_kafka::groups::members;
 use redeliver_kafka::reader::ReadError;
 use redeliver_runtime::Config;
 use redeliver_runtime::error_chain::error_chain;
 use tokio_util::sync::CancellationToken;
 
+use crate::control::{Control, Release};
 use crate::leftovers::{Leftover, leftovers};
 use crate::topics;
 
@@ -48,12 +49,10 @@ const PAUSE_FACTOR: u32 = 10;
 pub(crate) struct Queue {
     topic: Arc<str>,
     group: String,
-    /// Its records wait until they are due.
-    is_tier: bool,
+    /// Its records wait until they are due: the pipeline and the tier.
+    tier: Option<(Arc<str>, HumanDuration)>,
     /// It is no longer part of the configuration. An operator deletes it once it is empty.
     is_leftover: bool,
-    /// Other processes serve it. Without one, its records are for the next run.
-    is_of_others: bool,
 }
 
 /// What keeps a process from being idle.
@@ -89,7 +88,7 @@ impl fmt::Display for Left {
 /// What is known about a topic.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Seen {
-    /// The due times of its first incomplete records. `None`: the record has none, and is processed at once.
+    /// The due times of its first incomplete records. `None`: the record has none, or was released early, and is processed at once.
     first: Vec<Option<Timestamp>>,
     /// There are no other incomplete records.
     is_all: bool,
@@ -115,10 +114,10 @@ fn left(queues: &[Queue], seen: &BTreeMap<Arc<str>, Seen>, until: Timestamp) -> 
             return Verdict::Left(Left::MissingTopic(queue.topic.clone()));
         };
         let is_due = |due: &Option<Timestamp>| due.is_none_or(|due| due <= until);
-        if queue.is_tier && seen.first.iter().any(is_due) {
+        if queue.tier.is_some() && seen.first.iter().any(is_due) {
             return Verdict::Left(Left::Due(queue.topic.clone()));
         }
-        if !queue.is_tier && !seen.first.is_empty() {
+        if queue.tier.is_none() && !seen.first.is_empty() {
             return Verdict::Left(Left::Unprocessed(queue.topic.clone()));
         }
         is_all &= seen.is_all;
@@ -137,11 +136,16 @@ pub(crate) struct Worked {
 }
 
 /// What the process does for a pipeline.
-pub(crate) enum Work {
-    /// The attempts. Whether the circuit breaker is open.
+pub enum Work {
+    /// It processes the records. Whether the circuit breaker is open.
     Attempts(Box<dyn Fn() -> bool + Send + Sync>),
-    /// The tiers for which this is true, and with `true`, leftovers of them.
-    Tiers(Box<dyn Fn(HumanDuration, bool) -> bool + Send + Sync>),
+    /// It releases the records of some tiers.
+    Tiers {
+        /// Whether it serves a tier; the second argument is whether the tier is a leftover.
+        serves: Box<dyn Fn(HumanDuration, bool) -> bool + Send + Sync>,
+        /// What operators have released early.
+        control: Control,
+    },
 }
 
 impl Worked {
@@ -151,62 +155,61 @@ impl Worked {
 }
 
 /// The topics in which records of a pipeline can be that concern the process, except for those that wait in the scheduler. `leftovers`
-/// are those of the configuration.
+/// are those of the configuration. `with_retries`: whether a worker waits for them.
 fn queues(
     Worked { pipeline, work }: &Worked,
+    with_retries: bool,
     leftovers: &[Leftover],
     kafka: &KafkaSettings,
     existing: &BTreeSet<String>,
 ) -> Vec<Queue> {
     let read = match work {
         Work::Attempts(_) => pipeline.worker_topics(existing.contains(&*pipeline.due_topic())),
-        Work::Tiers(_) => Vec::new(),
+        Work::Tiers { .. } => Vec::new(),
     };
     let group = pipeline.worker_group(&kafka.id_prefix);
     let read = read.into_iter().map(|topic| Queue {
         topic,
         group: group.clone(),
-        is_tier: false,
+        tier: None,
         is_leftover: false,
-        is_of_others: false,
     });
-    let is_of_others = matches!(work, Work::Attempts(_));
     let concerns = |tier, is_leftover| match work {
-        Work::Attempts(_) => true,
-        Work::Tiers(serves) => serves(tier, is_leftover),
+        Work::Attempts(_) => with_retries,
+        Work::Tiers { serves, .. } => serves(tier, is_leftover),
     };
     let tiers = pipeline.policy.tiers().iter();
     let tiers = tiers.filter(|tier| concerns(**tier, false)).map(|&tier| Queue {
         topic: pipeline.tier_topic(tier),
         group: retry_tier_group(&kafka.id_prefix, tier),
-        is_tier: true,
+        tier: Some((pipeline.name.clone(), tier)),
         is_leftover: false,
-        is_of_others,
     });
-    let own = leftovers.iter().filter(|leftover| {
-        leftover.pipeline == pipeline.name && leftover.tier.is_some_and(|tier| concerns(tier, true))
-    });
-    let leftovers = own.map(|leftover| Queue {
-        topic: leftover.topic.clone(),
-        group: leftover.group(&kafka.id_prefix),
-        is_tier: true,
-        is_leftover: true,
-        is_of_others,
+    let own = leftovers.iter().filter(|leftover| leftover.pipeline == pipeline.name);
+    let leftovers = own.filter_map(|leftover| {
+        let tier = leftover.tier.filter(|tier| concerns(*tier, true))?;
+        Some(Queue {
+            topic: leftover.topic.clone(),
+            group: leftover.group(&kafka.id_prefix),
+            tier: Some((pipeline.name.clone(), tier)),
+            is_leftover: true,
+        })
     });
     read.chain(tiers).chain(leftovers).collect()
 }
 
-/// What the pipelines that this process works on read.
+/// The topics that must be empty before the process ends. `with_retries`: whether a worker waits for retries.
 pub(crate) fn queues_of(
     config: &Config,
     existing: &BTreeSet<String>,
     worked: &[Worked],
+    with_retries: bool,
     kafka: &KafkaSettings,
 ) -> Arc<[Queue]> {
     let leftovers = leftovers(&topics::pipelines(config), &topics::of_all(config), existing);
     worked
         .iter()
-        .flat_map(|worked| queues(worked, &leftovers, kafka, existing))
+        .flat_map(|worked| queues(worked, with_retries, &leftovers, kafka, existing))
         .collect()
 }
 
@@ -262,6 +265,21 @@ impl IdleWatch {
         }
     }
 
+    fn releases(&self) -> Releases {
+        let controls = self.worked.iter().find_map(|worked| match &worked.work {
+            Work::Tiers { control, .. } => Some(control.snapshot()),
+            Work::Attempts(_) => None,
+        });
+        let Some(controls) = controls else {
+            return Releases::new();
+        };
+        let released = self.queues.iter().filter_map(|queue| {
+            let (pipeline, tier) = queue.tier.as_ref()?;
+            Some((queue.topic.clone(), controls.tier(pipeline, *tier).release?))
+        });
+        released.collect()
+    }
+
     /// What is left to do.
     async fn look(&self) -> Result<Option<Left>, ReadError> {
         let open = self.worked.iter().find(|worked| worked.is_open());
@@ -269,8 +287,8 @@ impl IdleWatch {
             return Ok(Some(Left::OpenBreaker(worked.pipeline.name.clone())));
         }
         let (kafka, clock, queues) = (self.kafka.clone(), self.clock.clone(), self.queues.clone());
-        let within = self.within.duration();
-        let looking = tokio::task::spawn_blocking(move || look(&kafka, &*clock, &queues, within));
+        let (within, releases) = (self.within.duration(), self.releases());
+        let looking = tokio::task::spawn_blocking(move || look(&kafka, &*clock, &queues, &releases, within));
         match looking.await {
             Ok(looked) => looked,
             Err(error) if error.is_panic() => std::panic::resume_unwind(error.into_panic()),
@@ -280,11 +298,15 @@ impl IdleWatch {
     }
 }
 
+/// The records that operators have released early, by the topic of the tier.
+type Releases = BTreeMap<Arc<str>, Arc<Release>>;
+
 /// Looks at the topics. Blocks.
 fn look(
     kafka: &KafkaSettings,
     clock: &dyn Clock,
     queues: &[Queue],
+    releases: &Releases,
     within: Duration,
 ) -> Result<Option<Left>, ReadError> {
     let topics: Vec<Arc<str>> = queues.iter().map(|queue| queue.topic.clone()).collect();
@@ -292,16 +314,8 @@ fn look(
         let Some(before) = settled_ends(kafka, &topics)? else {
             return Ok(Some(Left::Moving));
         };
-        let seen = read(kafka, clock, queues, offsets, timeout)?;
-        let until = clock.now().after(within);
-        let mut verdict = left(queues, &seen, until);
-        if let Verdict::Left(Left::Due(_)) = verdict {
-            let members = members(kafka, HEAD_TIMEOUT)?;
-            let is_served = |queue: &&Queue| !queue.is_of_others || members.contains_key(&queue.group);
-            let served: Vec<Queue> = queues.iter().filter(is_served).cloned().collect();
-            verdict = left(&served, &seen, until);
-        }
-        match verdict {
+        let seen = read(kafka, clock, queues, releases, offsets, timeout)?;
+        match left(queues, &seen, clock.now().after(within)) {
             Verdict::Left(left) => return Ok(Some(left)),
             Verdict::Unknown => {}
             Verdict::Nothing if settled_ends(kafka, &topics)?.as_ref() == Some(&before) => return Ok(None),
@@ -317,6 +331,7 @@ fn read(
     kafka: &KafkaSettings,
     clock: &dyn Clock,
     queues: &[Queue],
+    releases: &Releases,
     offsets: i64,
     timeout: Duration,
 ) -> Result<BTreeMap<Arc<str>, Seen>, ReadError> {
@@ -326,6 +341,12 @@ fn read(
         .collect();
     let now = clock.now();
     let due_time = |record: Record| {
+        let Position { topic, partition, offset } = &record.position;
+        // One of a topic that was created again can be taken for a released one. Then the process ends when the record is due.
+        let release = releases.get(topic);
+        if release.is_some_and(|release| *offset < release.before(Some(release.topic), *partition)) {
+            return None;
+        }
         let headers = ReservedHeaders::read(&record).ok()?;
         // A malformed record becomes a dead letter at once.
         headers.process_after(now, MAX_WAIT).ok()
@@ -352,9 +373,8 @@ mod tests {
         Queue {
             topic: topic.into(),
             group: "g".to_owned(),
-            is_tier: topic.contains("tier"),
+            tier: topic.contains("tier").then(|| ("docs".into(), HumanDuration::from_secs(30))),
             is_leftover: false,
-            is_of_others: false,
         }
     }
 

@@ -39,7 +39,7 @@ pub mod grpc;
 pub mod host;
 mod huge_pages;
 pub mod identity;
-mod idle;
+pub mod idle;
 mod kafka_settings;
 pub mod leftovers;
 pub mod limit_metrics;

@@ -17,6 +17,7 @@ use redeliver_runtime::Config;
 use redeliver_runtime::config::{ConfigError, OrderingConfig, PipelineConfig};
 use redeliver_runtime::health::Part;
 use redeliver_service::host::{Host, NewLane, lane_grace};
+use redeliver_service::idle::Work;
 use redeliver_service::metrics::Serves;
 use redeliver_service::status::BreakerNotes;
 use tokio::sync::Notify;
@@ -222,10 +223,9 @@ pub async fn spawn<H: Handler>(host: &mut Host, spec: &WorkerSpec, handler: H) -
             }),
     };
     let gate = Gate::new(spec.breaker.clone(), spec.concurrency, Arc::new(report));
-    host.works_on(spec.pipeline.clone(), {
-        let breaker_open = metrics.breaker_open.clone();
-        move || breaker_open.get() != 0
-    });
+    let breaker_open = metrics.breaker_open.clone();
+    let is_open = Box::new(move || breaker_open.get() != 0);
+    host.works_on(spec.pipeline.clone(), Work::Attempts(is_open));
     let limit = InFlight {
         records: spec.in_flight,
         bytes: spec.in_flight_bytes,

@@ -20,6 +20,7 @@ use redeliver_runtime::cli::Start;
 use redeliver_runtime::config::ConfigError;
 use redeliver_runtime::{Config, ProgramConfig};
 use redeliver_service::host::Host;
+use redeliver_service::idle::Work;
 use redeliver_service::topics::{self, topic_settings};
 
 pub use crate::config::{RetryTierConfig, Sections};
@@ -71,9 +72,11 @@ pub async fn mount(host: &mut Host, settings: &RetryTierConfig) -> anyhow::Resul
     let tiers = settings.served_tiers(&config);
     for pipeline in &pipelines {
         let settings = settings.clone();
-        host.serves_tiers(pipeline.clone(), move |tier, is_leftover| {
+        let serves = move |tier, is_leftover: bool| {
             settings.serves(tier) && (!is_leftover || settings.serves_leftovers())
-        });
+        };
+        let (serves, control) = (Box::new(serves), control.clone());
+        host.works_on(pipeline.clone(), Work::Tiers { serves, control });
     }
     host.report_paused("tiers", "paused tiers", {
         let (pipelines, tiers) = (pipelines.clone(), tiers.clone());

@@ -34,13 +34,13 @@ fn setup(name: &str, tier: u64) -> Pipe {
 }
 
 /// The commands, with the address of an inspector.
-struct Cli<'p> {
+pub(crate) struct Cli<'p> {
     pipe: &'p Pipe,
     server: String,
 }
 
 impl<'p> Cli<'p> {
-    fn new(pipe: &'p Pipe, inspector: &mut ServiceProcess) -> Self {
+    pub(crate) fn new(pipe: &'p Pipe, inspector: &mut ServiceProcess) -> Self {
         let cli = Self {
             pipe,
             server: format!("http://{}", inspector.word_after(" api=")),
@@ -59,7 +59,7 @@ impl<'p> Cli<'p> {
 
     /// Changes something, and returns what applies then.
     #[track_caller]
-    fn change(&self, arguments: &[&str]) -> Value {
+    pub(crate) fn change(&self, arguments: &[&str]) -> Value {
         let printed = self.run(&[arguments, &["--reason", "test"]].concat());
         assert_eq!(printed.code, Some(0), "{printed:?}");
         let mut json: Value = serde_json::from_str(&printed.stdout).unwrap();
@@ -67,7 +67,7 @@ impl<'p> Cli<'p> {
     }
 }
 
-fn tier_of(pipe: &Pipe) -> String {
+pub(crate) fn tier_of(pipe: &Pipe) -> String {
     format!("tier/{}/{}", pipe.name(), pipe.pipeline.policy.tiers()[0])
 }
 

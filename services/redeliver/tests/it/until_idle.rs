@@ -1,8 +1,14 @@
 //! The one-shot mode: a process ends with status 0 when nothing is left to do, and not before.
 
+use redeliver_core::backoff::MAX_WAIT;
+use redeliver_core::headers::ReservedHeaders;
+use redeliver_core::pipeline::retry_tier_group;
+use redeliver_core::{Clock as _, SystemClock, Timestamp};
+use redeliver_kafka::backlog::{Mode, heads};
 use redeliver_kafka::groups::members;
 use redeliver_testkit::{Reply, ServiceProcess};
 
+use crate::control::{Cli, tier_of};
 use crate::support::{DEADLINE, PLAN, Pipe, PipeBuilder, records};
 use crate::totals::totals;
 
@@ -21,6 +27,19 @@ fn ended_and_waiting(pipe: &Pipe) -> (u64, u64) {
     let report = pipe.audit();
     assert!(report.is_clean(), "{report}");
     (report.output + report.dead, report.waiting.total())
+}
+
+/// How many records wait in the first tier that were due at a time.
+#[track_caller]
+fn waiting_and_due(pipe: &Pipe, at: Timestamp) -> usize {
+    let group = retry_tier_group(&pipe.kafka.id_prefix, pipe.pipeline.policy.tiers()[0]);
+    let topic = pipe.first_tier();
+    let is_due = |record| {
+        let headers = ReservedHeaders::read(&record).unwrap();
+        headers.process_after(at, MAX_WAIT).unwrap() <= at
+    };
+    let heads = heads(&pipe.kafka, &[(group, topic.clone())], Mode::Heads, i64::MAX, DEADLINE, is_due).unwrap();
+    heads[&topic].first.iter().filter(|is_due| **is_due).count()
 }
 
 #[test]
@@ -60,7 +79,6 @@ fn later_retries_are_left() {
     assert_eq!(ended_and_waiting(&pipe), (0, 150));
     assert_eq!(totals(&enricher)["retried"], "150");
 
-    let _tier = pipe.retry_tier("a");
     let mut patient = pipe.spawn("enricher", "b", &["--until-idle=1h"]);
     patient.wait_for_output(
         &format!("records of topic `{}` are due", pipe.first_tier()),
@@ -70,6 +88,16 @@ fn later_retries_are_left() {
     patient.shut_down();
     assert!(!patient.output().contains(IDLE), "{}", patient.output());
     assert_eq!(totals(&patient)["completed"], "0");
+
+    // A tier does not wait for what is not due, but releases what an operator wants to be early.
+    let mut tier = pipe.spawn("retry-tier", "tier", &["--until-idle"]);
+    until_ended(&mut tier);
+    assert_eq!(totals(&tier)["completed"], "0");
+    let mut inspector = pipe.start("dlq-inspector", "a", &[]);
+    Cli::new(&pipe, &mut inspector).change(&["release", &tier_of(&pipe)]);
+    let mut tier = pipe.spawn("retry-tier", "again", &["--until-idle"]);
+    until_ended(&mut tier);
+    assert_eq!(totals(&tier)["completed"], "150");
 }
 
 #[test]
@@ -113,9 +141,10 @@ fn periodic_runs_need_no_service() {
     let sent = pipe.produce(records(100));
     let mut runs = 0;
     while ended_and_waiting(&pipe) != (100, 0) {
-        // Without a tier, a worker leaves what is due to the next run.
+        let began = SystemClock.now();
         let mut tier = pipe.spawn("retry-tier", "tier", &["--until-idle"]);
         until_ended(&mut tier);
+        assert_eq!(waiting_and_due(&pipe, began), 0, "the tier has released what was due");
         let mut enricher = pipe.spawn("enricher", "worker", &["--until-idle"]);
         until_ended(&mut enricher);
         runs += 1;

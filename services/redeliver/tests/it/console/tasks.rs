@@ -140,18 +140,21 @@ fn operators_finish_twenty_tasks() {
     tasks.both(
         "mute a group, and say why in a note",
         |browser| {
-            for (button, field) in [("Mute", "reason"), ("Note", "note")] {
-                browser.follow("Groups");
-                browser.click(&format!("a[href=\"{first}\"]"));
+            browser.follow("Groups");
+            browser.click(&format!("a[href=\"{first}\"]"));
+            for (button, field, text, then) in [
+                ("Mute", "reason", "until the bank answers", ">muted</span>"),
+                ("Note", "note", "ask Ana first", "ask Ana first"),
+            ] {
                 browser.follow(button);
-                browser.fill(field, "the bank repairs it");
+                browser.fill(field, text);
                 browser.click(SEND);
-                browser.shows("the bank repairs it");
+                browser.shows(then);
             }
         },
         &[
-            &["dlq", "group", "mute", &second, "--reason", "the bank repairs it"],
-            &["dlq", "group", "note", &second, "the bank repairs it"],
+            &["dlq", "group", "mute", &second, "--reason", "until the bank answers"],
+            &["dlq", "group", "note", &second, "ask Ana first"],
         ],
     );
     let table = std::mem::take(&mut tasks.table);
