@@ -27,7 +27,8 @@ use redeliver_runtime::Config;
 use redeliver_runtime::error_chain::error_chain;
 use tokio_util::sync::CancellationToken;
 
-use crate::control::{Control, Release};
+use crate::control::Control;
+use crate::control::value::Release;
 use crate::leftovers::{Leftover, leftovers};
 use crate::topics;
 

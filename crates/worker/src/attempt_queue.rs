@@ -1,12 +1,22 @@
 //! The order in which records get their attempts.
 //!
 //! New records go first: most of them succeed, and those that fail again and again must not slow them down. But a backlog of new records must not stop
-//! retries, which have already waited until their due time. So after three new records in a row, one retry goes first.
+//! retries, which have already waited until their due time. So after three new records in a row, one retry goes first. While the circuit breaker is
+//! near opening, all of them do: an endpoint that refuses new records can answer retries.
 
 use std::collections::VecDeque;
 
 /// While both wait, one of this many attempts is a retry.
 const RETRY_EVERY: usize = 4;
+
+/// Which records are next, if there are any.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Order {
+    /// Those whose attempt was forgotten. Otherwise, they are last.
+    pub(crate) forgotten_first: bool,
+    /// Retries before new records.
+    pub(crate) retries_first: bool,
+}
 
 /// Records that wait for an attempt: retries, new records, and those whose attempt was forgotten.
 pub(crate) struct AttemptQueue<T> {
@@ -75,12 +85,13 @@ impl<T> AttemptQueue<T> {
         self.has_only_forgotten() && self.forgotten.is_empty()
     }
 
-    /// The record whose attempt is next. Forgotten ones are last, or first.
-    pub(crate) fn pop(&mut self, forgotten_first: bool) -> Option<T> {
-        if forgotten_first && let Some(record) = self.forgotten.pop_front() {
+    /// The record whose attempt is next.
+    pub(crate) fn pop(&mut self, order: Order) -> Option<T> {
+        if order.forgotten_first && let Some(record) = self.forgotten.pop_front() {
             return Some(record);
         }
-        let is_turn_of_retry = self.new_in_a_row + 1 >= RETRY_EVERY && !self.retries.is_empty();
+        let is_turn = order.retries_first || self.new_in_a_row + 1 >= RETRY_EVERY;
+        let is_turn_of_retry = is_turn && !self.retries.is_empty();
         if !is_turn_of_retry && let Some(record) = self.new.pop_front() {
             self.new_in_a_row += 1;
             return Some(record);
@@ -106,6 +117,11 @@ impl<T> AttemptQueue<T> {
 mod tests {
     use super::*;
 
+    const NEW: Order = Order {
+        forgotten_first: false,
+        retries_first: false,
+    };
+
     /// A queue of retries and new records, numbered in the order of their arrival.
     fn queue(retries: usize, new: usize) -> AttemptQueue<(&'static str, usize)> {
         let mut queue = AttemptQueue::default();
@@ -117,7 +133,7 @@ mod tests {
     #[test]
     fn every_fourth_attempt_is_retry() {
         let mut queue = queue(3, 7);
-        let order: Vec<_> = std::iter::from_fn(|| queue.pop(false)).collect();
+        let order: Vec<_> = std::iter::from_fn(|| queue.pop(NEW)).collect();
         let expected = [
             ("new", 0),
             ("new", 1),
@@ -136,24 +152,39 @@ mod tests {
     #[test]
     fn late_retry_is_next() {
         let mut queue = queue(0, 100);
-        (0..50).for_each(|number| assert_eq!(queue.pop(false), Some(("new", number))));
+        (0..50).for_each(|number| assert_eq!(queue.pop(NEW), Some(("new", number))));
         queue.push(("retry", 0), true);
-        assert_eq!(queue.pop(false), Some(("retry", 0)));
-        assert_eq!(queue.pop(false), Some(("new", 50)));
+        assert_eq!(queue.pop(NEW), Some(("retry", 0)));
+        assert_eq!(queue.pop(NEW), Some(("new", 50)));
+    }
+
+    #[test]
+    fn retries_can_be_first() {
+        let order = Order {
+            retries_first: true,
+            ..NEW
+        };
+        let mut queue = queue(2, 2);
+        let popped: Vec<_> = std::iter::from_fn(|| queue.pop(order)).collect();
+        assert_eq!(popped, [("retry", 0), ("retry", 1), ("new", 0), ("new", 1)]);
     }
 
     #[test]
     fn forgotten_records_are_last_or_first() {
         let mut queue = queue(0, 3);
-        let first = queue.pop(false).unwrap();
+        let first = queue.pop(NEW).unwrap();
         queue.push_forgotten(first);
+        let forgotten = Order {
+            forgotten_first: true,
+            ..NEW
+        };
         assert_eq!(
-            (queue.pop(false), queue.pop(true)),
+            (queue.pop(NEW), queue.pop(forgotten)),
             (Some(("new", 1)), Some(("new", 0)))
         );
         queue.push_forgotten(("new", 1));
         assert_eq!(
-            (queue.pop(false), queue.pop(false)),
+            (queue.pop(NEW), queue.pop(NEW)),
             (Some(("new", 2)), Some(("new", 1)))
         );
         queue.push_forgotten(("new", 1));
@@ -167,7 +198,7 @@ mod tests {
         let mut queue = queue(3, 3);
         let removed = queue.remove(|(_, number)| *number == 1);
         assert_eq!(removed, [("retry", 1), ("new", 1)]);
-        let order: Vec<_> = std::iter::from_fn(|| queue.pop(false)).collect();
+        let order: Vec<_> = std::iter::from_fn(|| queue.pop(NEW)).collect();
         assert_eq!(order, [("new", 0), ("new", 2), ("retry", 0), ("retry", 2)]);
     }
 }

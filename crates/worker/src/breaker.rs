@@ -4,8 +4,8 @@
 //! [`FailureScope::Record`]. A failure with the scope [`FailureScope::Endpoint`] is no answer, and neither is one with the scope
 //! [`FailureScope::Unknown`] or a request for a delay. An *outage* is a time in which no call that starts is answered.
 //!
-//! - **Closed**: attempts start freely, every other one that of a record whose attempt was forgotten, if there is one. The breaker
-//!   opens if more than a share of the calls of a time failed, or, with too few calls, if the last ones failed, see
+//! - **Closed**: attempts start freely, every other one that of a record whose attempt was forgotten, if there is one. While nearly as many
+//!   calls fail as open it, retries go before new records. The breaker opens if more than a share of the calls of a time failed, or, with too few calls, if the last ones failed, see
 //!   [`BreakerSettings`]. Failures often come faster than answers, so a call that started less than a second ago counts as
 //!   one that is answered.
 //! - **Open**: one probe at a time, after 1, 2, 4 s, in turn of a record whose attempt was forgotten and of another one. The first answer
@@ -41,6 +41,8 @@ use tokio::time::Instant;
 pub(crate) use gate::{BreakerObserver, Gate, Permit};
 use window::CallWindow;
 
+use crate::attempt_queue::Order;
+
 /// The delay before the first probe. It doubles with each probe that fails.
 const FIRST_DELAY: Duration = Duration::from_secs(1);
 /// By how much the delay before a probe is prolonged at random, at most, as a share of it: processes do not probe at the
@@ -50,6 +52,8 @@ const JITTER: f64 = 0.2;
 const PRECEDENCE: Duration = Duration::from_millis(200);
 /// For how long a call in progress counts as one that is answered.
 const YOUNG: Duration = Duration::from_secs(1);
+/// From this part of the share of failures that opens the breaker on, retries go first.
+const NEAR: f64 = 0.9;
 /// How many attempts at a time a breaker permits that has just become half open.
 const FIRST_PERMITS: usize = 2;
 
@@ -153,8 +157,8 @@ pub(crate) struct Offer {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Admitted {
     number: u64,
-    /// It should be that of a record whose attempt was forgotten, if there is one.
-    forgotten_first: bool,
+    /// Which record it should be of.
+    order: Order,
 }
 
 /// A failure of the endpoint that is not decided yet. Failures are numbered in the order in which they end, from 1.
@@ -302,6 +306,16 @@ impl Closed {
         }
     }
 
+    /// Whether nearly as many calls failed as open the breaker. Those in progress do not count: most of them would start before it shows.
+    fn is_near_opening(&self, rate: FailureRate) -> bool {
+        let near = FailureRate {
+            share: NEAR * rate.share,
+            calls: 1,
+            ..rate
+        };
+        self.window.exceeds(near, 0) == Some(true)
+    }
+
     /// Takes note of an answer. `failed` counts all failures. Returns the failures that an outage explains, see [`View::outage`].
     fn answered(&mut self, admitted: Admitted, failed: u64, now: Instant) -> Option<(u64, u64)> {
         self.window.add(false, now);
@@ -422,8 +436,15 @@ impl Breaker {
     /// The time of the next probe, or `None` if an attempt in progress has to end first.
     pub(crate) fn start(&mut self, offer: Offer, now: Instant) -> Result<Admitted, Option<Instant>> {
         let is_turn_of_forgotten = (self.started - self.started_before_opening()).is_multiple_of(2);
+        let mut order = Order {
+            forgotten_first: is_turn_of_forgotten,
+            retries_first: false,
+        };
         match &self.state {
-            State::Closed(_) => {}
+            State::Closed(closed) => {
+                let rate = self.settings.rate;
+                order.retries_first = rate.is_some_and(|rate| closed.is_near_opening(rate));
+            }
             State::Open(open) => {
                 let is_offered = if is_turn_of_forgotten {
                     offer.forgotten
@@ -445,7 +466,7 @@ impl Breaker {
         self.in_progress.insert(self.started, now);
         Ok(Admitted {
             number: self.started,
-            forgotten_first: is_turn_of_forgotten,
+            order,
         })
     }
 

@@ -175,7 +175,7 @@ impl<H: Handler> Driver<H> {
                 Ok(permit) => permit,
                 Err(wait_until) => return wait_until.into_iter().chain(wake_at.into_iter().flatten()).min(),
             };
-            let Some(OfLane { lane, record }) = work.next(permit.forgotten_first()) else {
+            let Some(OfLane { lane, record }) = work.next(permit.order()) else {
                 break;
             };
             work.may_start = false;

@@ -9,6 +9,7 @@ use tokio::sync::watch;
 use tokio::time::Instant;
 
 use super::{Admitted, Breaker, BreakerSettings, Change, Evidence, Offer, Phase, Verdict, View};
+use crate::attempt_queue::Order;
 
 /// Reports changes of a breaker to operators.
 pub(crate) trait BreakerObserver: Send + Sync {
@@ -94,9 +95,9 @@ impl Gate {
 }
 
 impl Permit {
-    /// Whether the attempt should be that of a record whose attempt was forgotten, if there is one.
-    pub(crate) fn forgotten_first(&self) -> bool {
-        self.admitted.is_some_and(|admitted| admitted.forgotten_first)
+    /// Which record the attempt should be of.
+    pub(crate) fn order(&self) -> Order {
+        self.admitted.map(|admitted| admitted.order).unwrap_or_default()
     }
 
     /// Takes note of the outcome of the attempt.

@@ -337,12 +337,26 @@ fn probes_alternate_between_records() {
             .breaker
             .start(only(is_turn_of_forgotten), bench.now)
             .unwrap();
-        assert_eq!(probe.forgotten_first, is_turn_of_forgotten);
+        assert_eq!(probe.order.forgotten_first, is_turn_of_forgotten);
         bench.end(probe, 1, FAILED);
     }
     bench.advance_to_probe();
     bench.now += PRECEDENCE;
     assert!(bench.breaker.start(only(false), bench.now).is_ok());
+}
+
+#[test]
+fn retries_are_first_near_opening() {
+    let mut bench = Bench::answered(11);
+    for record in 0..9 {
+        assert!(!bench.start().order.retries_first);
+        bench.held(record);
+    }
+    bench.held(9);
+    assert!(bench.start().order.retries_first, "10 of 21");
+    bench.run(10, Evidence::Answered);
+    bench.run(11, Evidence::Answered);
+    assert!(!bench.start().order.retries_first, "10 of 23");
 }
 
 #[test]
@@ -352,7 +366,7 @@ fn permits_double_until_closed() {
     for permits in [2, 4, 8] {
         let started = bench.start_all();
         assert_eq!(started.len(), permits);
-        let forgotten_first = started.iter().filter(|admitted| admitted.forgotten_first);
+        let forgotten_first = started.iter().filter(|admitted| admitted.order.forgotten_first);
         assert_eq!(forgotten_first.count(), permits / 2);
         started[1..]
             .iter()

@@ -9,7 +9,7 @@ use tokio::task::JoinSet;
 use tokio::time::Instant;
 
 use super::{Called, Ended};
-use crate::attempt_queue::AttemptQueue;
+use crate::attempt_queue::{AttemptQueue, Order};
 use crate::breaker::Provisional;
 use crate::engine::{FinishedRecord, QueuedRecord};
 use crate::groups::{Grouping, Groups, GroupsOf};
@@ -94,11 +94,10 @@ impl Work {
         self.queue.push_first(queued, is_retry);
     }
 
-    /// The record whose attempt starts now: one whose attempt was forgotten if it should be and there is one. The lane drops those of
-    /// partitions that have just been revoked.
-    pub(super) fn next(&mut self, forgotten_first: bool) -> Option<OfLane<QueuedRecord>> {
+    /// The record whose attempt starts now. The lane drops those of partitions that have just been revoked.
+    pub(super) fn next(&mut self, order: Order) -> Option<OfLane<QueuedRecord>> {
         loop {
-            let next = self.queue.pop(forgotten_first)?;
+            let next = self.queue.pop(order)?;
             if !next.record.is_assigned() {
                 self.release_limited(&next.record.groups);
                 self.return_unprocessed(next);

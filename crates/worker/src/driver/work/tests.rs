@@ -23,7 +23,7 @@ enum Op {
         lane: usize,
     },
     Start {
-        forgotten_first: bool,
+        order: Order,
     },
     End {
         which: usize,
@@ -45,7 +45,9 @@ fn ops() -> impl Strategy<Value = Op> {
     ];
     prop_oneof![
         8 => (0..LANES).prop_map(|lane| Op::Arrive { lane }),
-        8 => any::<bool>().prop_map(|forgotten_first| Op::Start { forgotten_first }),
+        8 => any::<(bool, bool)>().prop_map(|(forgotten_first, retries_first)| Op::Start {
+            order: Order { forgotten_first, retries_first },
+        }),
         6 => (any::<usize>(), after).prop_map(|(which, after)| Op::End { which, after }),
         2 => Just(Op::Unblock),
         3 => (0..LANES).prop_map(|lane| Op::GiveBack { lane }),
@@ -104,8 +106,8 @@ impl Model {
     }
 
     /// Checks that no attempt runs that should wait.
-    fn start(&mut self, forgotten_first: bool) {
-        let Some(next) = self.work.next(forgotten_first) else {
+    fn start(&mut self, order: Order) {
+        let Some(next) = self.work.next(order) else {
             return;
         };
         let (key, tenant, _) = self.of(&next);
@@ -173,12 +175,12 @@ impl Model {
 fn returned_record_leaves_its_place() {
     let mut model = Model::new(1);
     (0..3).for_each(|key| model.arrive(0, key, 0));
-    model.start(false);
+    model.start(Order::default());
     // Both others wait for the first one.
-    model.start(false);
+    model.start(Order::default());
     model.end(0, After::Final);
     model.work.give_back(|_, queued| queued.offset == 1);
-    model.start(false);
+    model.start(Order::default());
     let running: Vec<_> = model
         .running
         .iter()
@@ -201,7 +203,7 @@ proptest! {
         for (op, key, tenant) in ops {
             match op {
                 Op::Arrive { lane } => model.arrive(lane, key, tenant),
-                Op::Start { forgotten_first } => model.start(forgotten_first),
+                Op::Start { order } => model.start(order),
                 Op::End { which, after } => model.end(which, after),
                 Op::Unblock => model.unblock(),
                 Op::GiveBack { lane } => model.work.give_back(|of, _| of == lane),
@@ -217,7 +219,7 @@ proptest! {
         for _ in 0..model.records.len() {
             model.unblock();
             while !model.work.queue.is_empty() {
-                model.start(false);
+                model.start(Order::default());
             }
             while !model.running.is_empty() {
                 model.end(0, After::Final);
