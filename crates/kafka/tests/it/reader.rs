@@ -2,9 +2,10 @@
 
 use std::ops::ControlFlow;
 use std::sync::Arc;
+use std::time::Duration;
 
 use rdkafka::producer::{BaseRecord, DefaultProducerContext, Producer as _, ThreadedProducer};
-use redeliver_core::Timestamp;
+use redeliver_core::{Record, Timestamp};
 use redeliver_kafka::KafkaClient;
 use redeliver_kafka::reader::TopicReader;
 use redeliver_testkit::unique;
@@ -50,4 +51,24 @@ async fn stable_reader_waits_for_no_transaction() {
             .unwrap()
     };
     assert_eq!((at(-1), at(0), at(i64::MAX / 2)), (Some(0), Some(0), None));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn partition_is_read_in_parts() {
+    let env = CopyEnv::with_one_partition("parts").await;
+    env.fill(0..100).await;
+    let topic: Arc<str> = env.from.as_str().into();
+    let mut reader = TopicReader::new(&env.settings, std::slice::from_ref(&topic)).unwrap();
+    // Less than the time after which a reader without records begins again with another client.
+    let timeout = Duration::from_secs(7);
+    for offset in 0..20 {
+        let mut read = None;
+        reader.seek(&topic, 0, offset);
+        let visit = |record: Record| {
+            read = read.max(Some(record.position.offset));
+            ControlFlow::Continue(())
+        };
+        reader.read_stable(Some(offset + 1), timeout, visit).unwrap();
+        assert!(read >= Some(offset), "{read:?} {offset}");
+    }
 }
