@@ -1,6 +1,6 @@
 //! The one-shot mode of workers and retry tiers, `--until-idle`: the process ends when nothing is left to do.
 //!
-//! [`left`] decides, without IO, from what Kafka tells about the pipelines: the source, the due topic and the tiers, for the
+//! `left` decides, without IO, from what Kafka tells about the pipelines: the source, the due topic and the tiers, for the
 //! whole consumer groups and not only for this process. So several processes of a group end together, and a record that
 //! another one has in hand is not done. A worker looks at the tiers only if it has to wait for retries, because without a process that serves
 //! them it would not end.
@@ -186,7 +186,9 @@ fn queues(
         tier: Some((pipeline.name.clone(), tier)),
         is_leftover: false,
     });
-    let own = leftovers.iter().filter(|leftover| leftover.pipeline == pipeline.name);
+    let own = leftovers
+        .iter()
+        .filter(|leftover| leftover.pipeline == pipeline.name);
     let leftovers = own.filter_map(|leftover| {
         let tier = leftover.tier.filter(|tier| concerns(*tier, true))?;
         Some(Queue {
@@ -342,7 +344,11 @@ fn read(
         .collect();
     let now = clock.now();
     let due_time = |record: Record| {
-        let Position { topic, partition, offset } = &record.position;
+        let Position {
+            topic,
+            partition,
+            offset,
+        } = &record.position;
         // One of a topic that was created again can be taken for a released one. Then the process ends when the record is due.
         let release = releases.get(topic);
         if release.is_some_and(|release| *offset < release.before(Some(release.topic), *partition)) {
@@ -374,7 +380,9 @@ mod tests {
         Queue {
             topic: topic.into(),
             group: "g".to_owned(),
-            tier: topic.contains("tier").then(|| ("docs".into(), HumanDuration::from_secs(30))),
+            tier: topic
+                .contains("tier")
+                .then(|| ("docs".into(), HumanDuration::from_secs(30))),
             is_leftover: false,
         }
     }
