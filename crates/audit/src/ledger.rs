@@ -7,7 +7,7 @@
 //! A redriven record keeps its origin and starts a new life, which differs from the one before only in its
 //! edits. Each life can end once. The last life decides how the record is counted.
 //!
-//! A ledger can look at a pipeline again and again ([`Ledger::begin_round`]), and gets each copy once. It keeps only records of which something can
+//! A ledger can audit a pipeline in several passes ([`Ledger::begin_pass`]), and gets each copy once. It keeps only records of which something can
 //! still follow: those that wait or have just ended, dead and redriven ones, and those with a defect. Of all others, it keeps counts
 //! ([`Ledger::settle`]). A record of the part of the source that was read, and that is not kept, has ended as it should: another end, or a copy that
 //! waits, is one too many.
@@ -103,8 +103,8 @@ impl Ledger {
         }
     }
 
-    /// Begins another look at the pipeline: the committed offsets were read again. All ends that were added were written before that.
-    pub fn begin_round(&mut self, is_unread: impl Fn(&Position) -> bool) {
+    /// Begins another pass: the committed offsets were read again. All ends that were added were written before that.
+    pub fn begin_pass(&mut self, is_unread: impl Fn(&Position) -> bool) {
         let table = &mut self.table;
         for key in std::mem::take(&mut self.later_ends) {
             if let Some(life) = table.get_mut(key) {
@@ -233,7 +233,7 @@ impl Ledger {
             .then_some(Scheduled(key))
     }
 
-    /// Marks a record as waiting in this round, because its job has not ended.
+    /// Marks a record as waiting in this pass, because its job has not ended.
     pub fn still_scheduled(&mut self, Scheduled(key): Scheduled) {
         self.add(key, true);
         self.table.life(key).mark(Mark::WAITS_WITH_SCHEDULER);

@@ -4,7 +4,7 @@
 //! | module | contents |
 //! |---|---|
 //! | [`run`] | why the order of reading proves something; audits once, or again and again |
-//! | [`round`] | reads the topics of a pipeline, which may be running |
+//! | [`pass`] | reads the topics of a pipeline, which may be running |
 //! | [`ledger`] | collects the copies of each record and classifies defects; no IO |
 //! | [`report`] | the report, as text and as JSON |
 //!
@@ -14,11 +14,11 @@
 mod content;
 pub mod ledger;
 pub mod report;
-pub mod round;
+pub mod pass;
 pub mod run;
 mod table;
 
 pub use ledger::{Ledger, Scheduled};
 pub use report::{Finding, Findings, Lateness, Report, Waiting};
-pub use round::{Fault, Pace, PipelineAudit};
+pub use pass::{Fault, Pace, PipelineAudit};
 pub use run::{AuditError, AuditOptions, Auditor, audit};

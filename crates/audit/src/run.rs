@@ -1,6 +1,6 @@
 //! Reads the topics of a pipeline, which may be running.
 //!
-//! A look has four steps, in this order:
+//! A pass has four steps, in this order:
 //!
 //! 1. Read the output and the dead letters to their ends.
 //! 2. Read the committed offsets: of the workers' group in the source and the due topic, of each tier's group in the
@@ -10,7 +10,7 @@
 //!    committed offset of its group and not in the completed set. A job is unread if its newest state has not ended.
 //! 4. Read the output and the dead letters again, to their new ends.
 //!
-//! In step 2, only the ends of step 1 are known. They are read after it, with the parts of the other topics that are as old ([`crate::round`]).
+//! In step 2, only the ends of step 1 are known. They are read after it, with the parts of the other topics that are as old ([`crate::pass`]).
 //!
 //! # Why a record that is not lost is never reported as lost
 //! One transaction completes a record's offset and writes its next copy. So the copies of a record form a chain: c0 in
@@ -30,11 +30,11 @@
 //! does a job that has not ended in step 3.
 //!
 //! Tiers are read before the source, so that the source contains the origins that they name: those that were completed after step 2 are not checked until
-//! the next look.
+//! the next pass.
 //!
-//! # Looking again
-//! A look need not read again what the one before has read: the copies that were unread are remembered, and compared with the new committed offsets. If a record
-//! has ended before step 2 of a look, step 3 of the same look reads the last copies of its chain. So a copy that a later look reads belongs to a second
+//! # Several passes
+//! A pass need not read again what the one before has read: the copies that were unread are remembered, and compared with the new committed offsets. If a record
+//! has ended before step 2 of a pass, step 3 of the same pass reads the last copies of its chain. So a copy that a later pass reads belongs to a second
 //! chain, as another end does, and the record need not be remembered.
 //!
 //! # Assumptions
@@ -42,7 +42,7 @@
 //!   that of the source, old records are reported as lost.
 //! - The number of partitions does not change during the audit.
 //!
-//! In a pipeline that drops results, a second result is not found if a look was between them.
+//! In a pipeline that drops results, a second result is not found if a pass was between them.
 //!
 //! If two copies of a record wait at the same time, the audit reports the record as doubled only after one of them has
 //! ended.
@@ -57,7 +57,7 @@ use redeliver_kafka::reader::{ReadError, TopicReader};
 use redeliver_kafka::survey::Surveyor;
 
 use crate::report::Report;
-use crate::round::{Fault, LongWait, Pace, PipelineAudit, failed, long_wait};
+use crate::pass::{Fault, LongWait, Pace, PipelineAudit, failed, long_wait};
 
 /// The options of an audit.
 #[derive(Clone, Debug)]
@@ -102,20 +102,21 @@ pub fn audit(
     options: &AuditOptions,
 ) -> Result<Report, AuditError> {
     let mut audits = [PipelineAudit::new(pipeline.clone(), options.changes)];
-    let mut pace = Pace::new(options.timeout, &|| true);
-    let look = || -> Result<Report, Fault> {
+    let stop = || true;
+    let mut pace = Pace::new(options.timeout, &stop);
+    let mut once = || -> Result<Report, Fault> {
         let mut auditor =
             Auditor::new(settings, options.scheduler.clone()).map_err(failed("connect to Kafka"))?;
-        let mut looked = Ok(());
+        let mut passed = Ok(());
         // There is no limit, so that the clock is not needed.
-        auditor.look(&mut audits, Timestamp::from_millis(0), &mut pace, |_, result| {
-            looked = result.map(drop);
+        auditor.pass(&mut audits, Timestamp::from_millis(0), &mut pace, |_, result| {
+            passed = result.map(drop);
         });
-        looked?;
+        passed?;
         let [audit] = &mut audits;
         audit.count_rest(&mut auditor.reader, options.timeout)
     };
-    look().map_err(|source| AuditError {
+    once().map_err(|source| AuditError {
         pipeline: pipeline.name.to_string(),
         source,
     })
@@ -150,8 +151,8 @@ impl Auditor {
         })
     }
 
-    /// Looks at each of these pipelines, which are the same each time, and reports what it finds. Blocks, writes nothing, and joins no consumer group.
-    pub fn look(
+    /// Audits each of these pipelines, which are the same each time, and reports what it finds. Blocks, writes nothing, and joins no consumer group.
+    pub fn pass(
         &mut self,
         audits: &mut [PipelineAudit],
         now: Timestamp,
@@ -196,7 +197,7 @@ impl Auditor {
         }
     }
 
-    /// Reads the commands and jobs of the scheduler for the pipelines whose look has begun.
+    /// Reads the commands and jobs of the scheduler for the pipelines whose pass has begun.
     fn read_scheduler(
         &mut self,
         audits: &mut [PipelineAudit],

@@ -1,6 +1,6 @@
-//! One pipeline, look after look: each look reads what is new since the one before.
+//! One pipeline, pass after pass: each reads what is new since the one before.
 //!
-//! A look has the steps of [`crate::run`]. Its first one also reads what the other topics contained before the committed offsets were read, in parts, so
+//! A pass has the steps of [`crate::run`]. Its first one also reads what the other topics contained before the committed offsets were read, in parts, so
 //! that the ledger can settle most records of a long topic early. The source is read up to the last record that its group has completed: a later one
 //! waits there, and has no other copy.
 
@@ -28,10 +28,10 @@ const CLOCKS: Duration = Duration::from_secs(300);
 type Partition = (Arc<str>, i32);
 type Offsets = BTreeMap<Partition, i64>;
 
-/// Why a look has failed.
+/// Why a pass has failed.
 #[derive(Debug, thiserror::Error)]
 pub enum Fault {
-    /// Topics or committed offsets could not be read. The next look continues.
+    /// Topics or committed offsets could not be read. The next pass continues.
     #[error("cannot {step}")]
     Read {
         /// The step.
@@ -39,13 +39,13 @@ pub enum Fault {
         /// The cause, which can be that of several pipelines.
         source: Arc<ReadError>,
     },
-    /// Records were deleted before they were read. The next look begins again.
+    /// Records were deleted before they were read. The next pass begins again.
     #[error("retention has removed records of {0} before they were read")]
     Cut(Arc<str>),
-    /// A topic was created again, or committed offsets were reset. The next look begins again.
+    /// A topic was created again, or committed offsets were reset. The next pass begins again.
     #[error("a topic was created again, or committed offsets were reset")]
     Changed,
-    /// More records than permitted had to be kept. The next look begins again.
+    /// More records than permitted had to be kept. The next pass begins again.
     #[error("more than {0} records wait, are dead or have a defect")]
     Full(usize),
 }
@@ -67,7 +67,7 @@ pub struct Pace<'p> {
     pub max_kept: usize,
     /// Whether to give up.
     pub stop: &'p dyn Fn() -> bool,
-    /// Gets the number of offsets that were read in this look, and how many there are.
+    /// Gets the number of offsets that were read in this pass, and how many there are.
     pub progress: &'p dyn Fn(u64, u64),
     began: Instant,
     read: u64,
@@ -193,7 +193,7 @@ impl PipelineAudit {
         self.pipeline.long_waits.is_some()
     }
 
-    /// Begins a look: reads the ends of topics, and then the committed offsets.
+    /// Begins a pass: reads the ends of topics, and then the committed offsets.
     pub(crate) fn begin(
         &mut self,
         settings: &KafkaSettings,
@@ -233,7 +233,7 @@ impl PipelineAudit {
         if positions.is_behind(&self.positions) {
             return Err(Fault::Changed);
         }
-        self.ledger.begin_round(|position| positions.is_unread(position));
+        self.ledger.begin_pass(|position| positions.is_unread(position));
         self.positions = positions;
         Ok(())
     }
