@@ -48,6 +48,9 @@ pub enum Fault {
     /// More records than permitted had to be kept. The next pass begins again.
     #[error("more than {0} records wait, are dead or have a defect")]
     Full(usize),
+    /// It gave up because it was told to.
+    #[error("the process is ending")]
+    Stopped,
 }
 
 pub(crate) fn failed<E: Into<Arc<ReadError>>>(step: &'static str) -> impl FnOnce(E) -> Fault {
@@ -59,17 +62,21 @@ pub(crate) fn failed<E: Into<Arc<ReadError>>>(step: &'static str) -> impl FnOnce
 
 /// How to read.
 pub struct Pace<'p> {
-    /// The longest time without progress.
+    /// The timeout of each step; in parts, the longest time without progress.
     pub timeout: Duration,
+    /// Whether a step may take longer, as long as it makes progress.
+    pub in_parts: bool,
     /// The maximum number of records per second; `None`: no limit.
     pub per_second: Option<u32>,
-    /// The maximum number of records and copies that the ledger of a pipeline keeps.
+    /// The maximum number of records and copies that are kept, of all pipelines.
     pub max_kept: usize,
     /// Whether to give up.
     pub stop: &'p dyn Fn() -> bool,
-    /// Gets the number of offsets that were read in this pass, and how many there are.
-    pub progress: &'p dyn Fn(u64, u64),
-    began: Instant,
+    /// Gets the name of a pipeline, how many offsets of it were read in this pass, and how many there are.
+    pub progress: &'p dyn Fn(&str, u64, u64),
+    /// How many records the other pipelines keep.
+    pub(crate) kept_by_others: usize,
+    second: Instant,
     read: u64,
 }
 
@@ -79,13 +86,21 @@ impl<'p> Pace<'p> {
     pub fn new(timeout: Duration, stop: &'p dyn Fn() -> bool) -> Self {
         Self {
             timeout,
+            in_parts: false,
             per_second: None,
             max_kept: usize::MAX,
             stop,
-            progress: &|_, _| {},
-            began: Instant::now(),
+            progress: &|_, _, _| {},
+            kept_by_others: 0,
+            second: Instant::now(),
             read: 0,
         }
+    }
+
+    /// Whether a step ends with its timeout, although it makes progress.
+    pub(crate) fn ends_late(&self) -> impl Fn() -> bool + use<'p> {
+        let (in_parts, stop) = (self.in_parts, self.stop);
+        move || !in_parts || stop()
     }
 
     /// Counts a record, and pauses if there were too many in the last second.
@@ -96,9 +111,9 @@ impl<'p> Pace<'p> {
         self.read += 1;
         let second = Duration::from_secs(1);
         while self.read >= u64::from(per_second) && !(self.stop)() {
-            let elapsed = self.began.elapsed();
+            let elapsed = self.second.elapsed();
             if elapsed >= second {
-                (self.began, self.read) = (Instant::now(), 0);
+                (self.second, self.read) = (Instant::now(), 0);
             } else {
                 std::thread::park_timeout(second - elapsed);
             }
@@ -349,8 +364,13 @@ impl PipelineAudit {
         }
     }
 
+    /// How many records and copies are kept.
+    pub(crate) fn size(&self) -> usize {
+        self.ledger.size() + self.jobs.len()
+    }
+
     fn check_size(&self, pace: &Pace<'_>) -> Result<(), Fault> {
-        if self.ledger.size() + self.jobs.len() > pace.max_kept {
+        if self.size() + pace.kept_by_others > pace.max_kept {
             return Err(Fault::Full(pace.max_kept));
         }
         Ok(())
@@ -382,7 +402,10 @@ impl PipelineAudit {
             self.read_up_to(reader, pace, until.collect(), "read the topics")?;
             self.ledger.settle(false);
             self.check_size(pace)?;
-            (pace.progress)(total / parts * part, total);
+            (pace.progress)(&self.pipeline.name, total / parts * part, total);
+            if (pace.stop)() {
+                return Err(Fault::Stopped);
+            }
         }
         Ok(())
     }
@@ -445,7 +468,7 @@ impl PipelineAudit {
         step: &'static str,
     ) -> Result<(), Fault> {
         self.seek(reader, |partition| until.contains_key(partition));
-        let (timeout, stop) = (pace.timeout, pace.stop);
+        let (timeout, stop) = (pace.timeout, pace.ends_late());
         let read = reader.read_up_to(&until, timeout, stop, |record| {
             let partition = (record.position.topic.clone(), record.position.partition);
             // A record after the end is read again.
@@ -476,7 +499,7 @@ impl PipelineAudit {
         let roles = self.roles.clone();
         let is_read = |topic: &Arc<str>| roles.get(topic).is_some_and(&is_read);
         self.seek(reader, |(topic, _)| is_read(topic));
-        let (timeout, stop) = (pace.timeout, pace.stop);
+        let (timeout, stop) = (pace.timeout, pace.ends_late());
         let read = reader.read_to_end_in_parts(timeout, stop, |record| {
             pace.read();
             let partition = (record.position.topic.clone(), record.position.partition);

@@ -102,7 +102,7 @@ pub fn audit(
     options: &AuditOptions,
 ) -> Result<Report, AuditError> {
     let mut audits = [PipelineAudit::new(pipeline.clone(), options.changes)];
-    let stop = || true;
+    let stop = || false;
     let mut pace = Pace::new(options.timeout, &stop);
     let mut once = || -> Result<Report, Fault> {
         let mut auditor =
@@ -186,13 +186,19 @@ impl Auditor {
             audits.iter_mut().for_each(PipelineAudit::forget_jobs);
         }
         let scheduler = self.read_scheduler(audits, &begun, pace);
+        let mut kept: usize = audits.iter().map(PipelineAudit::size).sum();
         for (audit, _) in audits.iter_mut().zip(begun).filter(|(_, begun)| *begun) {
+            if (pace.stop)() {
+                return;
+            }
+            pace.kept_by_others = kept - audit.size();
             let result = match &scheduler {
                 Err(error) if audit.waits_long() => {
                     Err(failed("read the waiting records in the scheduler")(error.clone()))
                 }
                 _ => audit.read(&mut self.reader, pace),
             };
+            kept = pace.kept_by_others + audit.size();
             found(audit, result);
         }
     }
@@ -224,7 +230,8 @@ impl Auditor {
             let parts = self.next.iter().filter(|((of, _), _)| of == topic);
             reader.seek_all(parts.map(|(partition, next)| (partition.clone(), *next)));
             let next = &mut self.next;
-            reader.read_to_end_in_parts(pace.timeout, pace.stop, |record| {
+            let (timeout, stop) = (pace.timeout, pace.ends_late());
+            reader.read_to_end_in_parts(timeout, stop, |record| {
                 pace.read();
                 let partition = (record.position.topic.clone(), record.position.partition);
                 let next = next.entry(partition).or_insert(0);

@@ -100,6 +100,7 @@ pub(crate) fn rows(pipelines: &Pipelines, survey: &Survey, history: &History) ->
                 breaker: v1::BreakerState::Unspecified.into(),
                 missing_topics: missing.map(|topic| topic.to_string()).collect(),
                 problem_count: 0,
+                audit: survey.audits.get(&*pipeline.name).cloned(),
             };
             PipelineRow { letters, message }
         })

@@ -29,6 +29,8 @@ pub(crate) struct Survey {
     /// The last known ones.
     pub(crate) controls: Option<Arc<Snapshot>>,
     pub(crate) redrives: Option<Vec<Redrive>>,
+    /// What audits have found, by pipeline. Empty if this process does not audit.
+    pub(crate) audits: BTreeMap<String, v1::PipelineAudit>,
     /// What is unknown or old, and why.
     pub(crate) incomplete: BTreeMap<v1::OverviewPart, &'static str>,
 }

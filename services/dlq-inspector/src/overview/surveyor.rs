@@ -26,6 +26,7 @@ use super::view::Overview;
 use crate::completeness::MAX_AGE;
 use crate::group_states::GroupStates;
 use crate::index::{self, Pool};
+use crate::pipeline_audit::Statuses;
 use crate::redrive::job;
 use crate::redrive::jobs::Jobs;
 use crate::shared::SharedState;
@@ -55,6 +56,7 @@ pub(crate) struct Sources {
     pub(crate) group_states: Replica<GroupStates>,
     pub(crate) jobs: Replica<Jobs>,
     pub(crate) control: Control,
+    pub(crate) pipeline_audits: Statuses,
     pub(crate) clock: Arc<dyn Clock>,
 }
 
@@ -165,6 +167,7 @@ impl Surveyor {
             letters,
             controls: sources.control.is_known().then(|| sources.control.snapshot()),
             redrives: sources.jobs.state().map(|jobs| redrives(&jobs)),
+            audits: sources.pipeline_audits.messages(),
             incomplete,
         };
         self.history.note(&survey, self.pipelines.needed.iter(), &asked);
