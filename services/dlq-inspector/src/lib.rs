@@ -298,7 +298,7 @@ pub fn mount(host: &mut Host, config: DlqInspectorConfig, listener: Listener) ->
             stop: stop.clone(),
         };
         host.tasks
-            .spawn_thread("dlq-pipeline-audit", move || audits.run())?;
+            .spawn("dlq-pipeline-audit", audits.run_until(stop.clone()));
     }
     let overviews = Overviews::new();
     let overview_surveyor = OverviewSurveyor::new(Sources {

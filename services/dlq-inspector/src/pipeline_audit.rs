@@ -6,7 +6,6 @@
 pub(crate) mod status;
 
 use std::collections::BTreeMap;
-use std::convert::Infallible;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::park_timeout;
 use std::time::{Duration, Instant};
@@ -18,13 +17,14 @@ use redeliver_core::{Clock, HandlerChanges, SchedulerTopics};
 use redeliver_kafka::KafkaSettings;
 use redeliver_proto::v1;
 use redeliver_runtime::Config;
+use tokio::task::{JoinError, spawn_blocking};
 use tokio_util::sync::CancellationToken;
 
 use self::status::Status;
 use crate::config::PipelineAuditConfig;
 use crate::metrics::Metrics;
 
-/// How long a part of a pass may make no progress. Less than the grace period of the process.
+/// How long a part of a pass may make no progress.
 const TIMEOUT: Duration = Duration::from_secs(10);
 /// When a pipeline with too many records is read again.
 const TOO_MANY: Duration = Duration::from_secs(3_600);
@@ -80,8 +80,15 @@ pub(crate) fn audits(config: &Config) -> Vec<PipelineAudit> {
 }
 
 impl Audits {
-    /// Audits until the process ends.
-    pub(crate) fn run(mut self) -> Result<(), Infallible> {
+    /// Audits until `stop` is cancelled. A request to Kafka that takes long does not delay the end of the process.
+    pub(crate) async fn run_until(self, stop: CancellationToken) -> Result<(), JoinError> {
+        tokio::select! {
+            ended = spawn_blocking(move || self.run()) => ended,
+            () = stop.cancelled() => Ok(()),
+        }
+    }
+
+    fn run(mut self) {
         for audit in &self.audits {
             self.statuses.update(audit.name(), |_| {});
         }
@@ -111,7 +118,6 @@ impl Audits {
                 park_timeout(LOOK);
             }
         }
-        Ok(())
     }
 
     /// Returns the names of pipelines with too many records.

@@ -11,6 +11,7 @@ use redeliver_client::messages::{
 };
 use serde::Deserialize;
 
+use super::proof::Badge;
 use crate::backend::Backend;
 use crate::html;
 use crate::page::{Frame, Part, Problem, address, gaps, literal, respond, segment, status};
@@ -54,6 +55,7 @@ struct Row {
     open: Option<u64>,
     letters: String,
     paused: bool,
+    badge: Badge,
 }
 
 impl Row {
@@ -67,6 +69,7 @@ impl Row {
             open: dead.and_then(|dead| dead.open),
             letters: address("/letters", &[("filter", &filter)]),
             paused: pipeline.run.as_ref().and_then(|run| run.paused) == Some(true),
+            badge: Badge::of(pipeline.audit.as_ref()),
         }
     }
 }
@@ -131,6 +134,7 @@ impl Concern {
             ProblemKind::GroupNew => ("open", "new failure"),
             ProblemKind::Incomplete => ("open", "incomplete"),
             ProblemKind::Paused => ("paused", "paused"),
+            ProblemKind::NotClean => ("regressed", "not accounted for"),
             ProblemKind::Unspecified => ("open", "problem"),
         };
         Self {
@@ -179,6 +183,7 @@ fn title(wrong: &Wrong) -> String {
         }
         ProblemKind::Incomplete => format!("{} not known", part(wrong.part())),
         ProblemKind::Paused => format!("{} is paused", wrong.control),
+        ProblemKind::NotClean => format!("{} records are lost, doubled, early or altered", count()),
         ProblemKind::Unspecified => "This console is older than the inspector".to_owned(),
     }
 }
@@ -257,6 +262,7 @@ fn step(step: NextStep) -> &'static str {
         NextStep::CheckKafka => "check Kafka",
         NextStep::Wait => "wait",
         NextStep::Resume => "see who and why, and resume",
+        NextStep::LookAtRecords => "see which ones",
         NextStep::Unspecified => "",
     }
 }

@@ -10,6 +10,7 @@ use redeliver_client::messages::{
 
 use super::groups;
 use super::now::{Concern, rate};
+use super::proof::Badge;
 use crate::backend::Backend;
 use crate::command::Command;
 use crate::html;
@@ -24,6 +25,7 @@ struct Page {
     frame: Frame,
     pipeline: PipelineOverview,
     concerns: Vec<Concern>,
+    badge: Badge,
     groups: Part<Vec<groups::Row>>,
     letters: String,
     gaps: Option<String>,
@@ -136,6 +138,7 @@ pub(crate) async fn page(backend: Backend, Path(name): Path<String>) -> Response
             .collect(),
         frame,
         concerns: overview.problems.iter().map(Concern::of).collect(),
+        badge: Badge::of(pipeline.audit.as_ref()),
         groups: groups
             .map(|answer| answer.groups.into_iter().map(groups::Row::of).collect())
             .map_err(Problem::from),
