@@ -139,7 +139,10 @@ impl Ledger {
     /// checked.
     pub fn source_is_read(&mut self, partition: i32, begin: i64, to: i64, end: i64) {
         let unread = Some((to, end.max(to)));
-        let range = self.source.entry(partition).or_insert(SourceRange { begin, unread });
+        let range = self
+            .source
+            .entry(partition)
+            .or_insert(SourceRange { begin, unread });
         range.unread = unread;
     }
 
@@ -641,8 +644,7 @@ fn finding(origin: &Origin, record: &Record, reason: String) -> Finding {
 }
 
 fn is_at(origin: &Origin, position: &Position) -> bool {
-    (&origin.topic, origin.partition, origin.offset)
-        == (&position.topic, position.partition, position.offset)
+    (&origin.topic, origin.partition, origin.offset) == (&position.topic, position.partition, position.offset)
 }
 
 /// Margins of at least ten seconds have three significant digits, so that the number of different ones is limited.

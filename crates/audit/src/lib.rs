@@ -13,12 +13,12 @@
 
 mod content;
 pub mod ledger;
-pub mod report;
 pub mod pass;
+pub mod report;
 pub mod run;
 mod table;
 
 pub use ledger::{Ledger, Scheduled};
-pub use report::{Finding, Findings, Lateness, Report, Waiting};
 pub use pass::{Fault, Pace, PipelineAudit};
+pub use report::{Finding, Findings, Lateness, Report, Waiting};
 pub use run::{AuditError, AuditOptions, Auditor, audit};

@@ -226,7 +226,8 @@ impl PipelineAudit {
             true => BTreeMap::new(),
             false => reader.topics().ids(&names).unwrap_or_default(),
         };
-        let is_other = |(topic, id): (&String, &TopicId)| self.ids.get(topic).is_some_and(|known| known != id);
+        let is_other =
+            |(topic, id): (&String, &TopicId)| self.ids.get(topic).is_some_and(|known| known != id);
         if ids.iter().any(is_other) {
             return Err(Fault::Changed);
         }
@@ -244,7 +245,8 @@ impl PipelineAudit {
         let of_scheduler = scheduler.filter(|_| self.waits_long());
         let of_scheduler = of_scheduler.map(|(group, topics)| (group.clone(), topics.ingest.clone()));
         let groups: Vec<(String, Arc<str>)> = of_pipeline.chain(of_scheduler).collect();
-        let positions = GroupPositions::read(settings, &groups).map_err(failed("read the committed offsets"))?;
+        let positions =
+            GroupPositions::read(settings, &groups).map_err(failed("read the committed offsets"))?;
         if positions.is_behind(&self.positions) {
             return Err(Fault::Changed);
         }
@@ -285,7 +287,9 @@ impl PipelineAudit {
     ) -> Result<(), Fault> {
         let new = self.extents.iter();
         let new = new.filter(|(partition, _)| !self.next.contains_key(*partition));
-        let new: Vec<(Partition, Extent)> = new.map(|(partition, extent)| (partition.clone(), *extent)).collect();
+        let new: Vec<(Partition, Extent)> = new
+            .map(|(partition, extent)| (partition.clone(), *extent))
+            .collect();
         let mut horizon = None;
         if self.covers_recent {
             for (partition, extent) in &new {
@@ -364,13 +368,14 @@ impl PipelineAudit {
         }
     }
 
-    /// How many records and copies are kept.
-    pub(crate) fn size(&self) -> usize {
+    /// How many records and waiting copies are kept in memory.
+    #[must_use]
+    pub fn kept(&self) -> usize {
         self.ledger.size() + self.jobs.len()
     }
 
     fn check_size(&self, pace: &Pace<'_>) -> Result<(), Fault> {
-        if self.size() + pace.kept_by_others > pace.max_kept {
+        if self.kept() + pace.kept_by_others > pace.max_kept {
             return Err(Fault::Full(pace.max_kept));
         }
         Ok(())
@@ -385,7 +390,11 @@ impl PipelineAudit {
             .map(|(partition, extent)| (partition.clone(), extent.end))
             .collect();
         if !self.reads_ahead {
-            ends.extend(self.taken().filter(|(partition, taken)| ends[partition] > *taken).collect::<Vec<_>>());
+            ends.extend(
+                self.taken()
+                    .filter(|(partition, taken)| ends[partition] > *taken)
+                    .collect::<Vec<_>>(),
+            );
         }
         let offsets = |partition: &Partition| -> u64 {
             let rest = ends[partition] - begin.get(partition).copied().unwrap_or(0);
@@ -423,7 +432,9 @@ impl PipelineAudit {
         }
         let mut ends: Offsets = self.taken().collect();
         let is_newer = |(partition, taken): (&Partition, &i64)| {
-            self.extents.get(partition).is_some_and(|extent| extent.end < *taken)
+            self.extents
+                .get(partition)
+                .is_some_and(|extent| extent.end < *taken)
         };
         if ends.iter().any(is_newer) {
             let source = [self.pipeline.source.clone()];
@@ -472,7 +483,10 @@ impl PipelineAudit {
         let read = reader.read_up_to(&until, timeout, stop, |record| {
             let partition = (record.position.topic.clone(), record.position.partition);
             // A record after the end is read again.
-            if until.get(&partition).is_some_and(|end| record.position.offset < *end) {
+            if until
+                .get(&partition)
+                .is_some_and(|end| record.position.offset < *end)
+            {
                 pace.read();
                 self.visit(partition, &record);
             }
@@ -535,8 +549,12 @@ impl PipelineAudit {
         match role {
             TopicRole::Output => self.ledger.output(record),
             TopicRole::DeadLetter => self.ledger.dead(record),
-            TopicRole::Tier(_) => self.ledger.tier(record, self.positions.is_unread(&record.position)),
-            TopicRole::Due => self.ledger.due(record, self.positions.is_unread(&record.position)),
+            TopicRole::Tier(_) => self
+                .ledger
+                .tier(record, self.positions.is_unread(&record.position)),
+            TopicRole::Due => self
+                .ledger
+                .due(record, self.positions.is_unread(&record.position)),
             TopicRole::Source => {
                 if self.begun.remove(&number) {
                     self.since = self.since.max(record.timestamp);
@@ -551,7 +569,11 @@ impl PipelineAudit {
     }
 
     /// Counts what the source has after the part that was read, and reports again.
-    pub(crate) fn count_rest(&mut self, reader: &mut TopicReader, timeout: Duration) -> Result<Report, Fault> {
+    pub(crate) fn count_rest(
+        &mut self,
+        reader: &mut TopicReader,
+        timeout: Duration,
+    ) -> Result<Report, Fault> {
         if !self.reads_ahead && !self.pipeline.retired {
             let mut next = self.next.clone();
             self.seek(reader, |(topic, _)| *topic == self.pipeline.source);
@@ -593,7 +615,10 @@ pub(crate) fn long_wait(record: &Record, topics: &SchedulerTopics) -> LongWait {
     if record.position.topic == topics.ingest {
         return LongWait::Command(long_wait::unwrap_any(record));
     }
-    let key = record.key.as_deref().and_then(|key| std::str::from_utf8(key).ok());
+    let key = record
+        .key
+        .as_deref()
+        .and_then(|key| std::str::from_utf8(key).ok());
     match key.and_then(|key| key.parse().ok()) {
         Some(id) => LongWait::Job(id, long_wait::unwrap_any_state(record)),
         None => LongWait::Command(None),

@@ -56,8 +56,8 @@ use redeliver_kafka::KafkaSettings;
 use redeliver_kafka::reader::{ReadError, TopicReader};
 use redeliver_kafka::survey::Surveyor;
 
-use crate::report::Report;
 use crate::pass::{Fault, LongWait, Pace, PipelineAudit, failed, long_wait};
+use crate::report::Report;
 
 /// The options of an audit.
 #[derive(Clone, Debug)]
@@ -186,19 +186,19 @@ impl Auditor {
             audits.iter_mut().for_each(PipelineAudit::forget_jobs);
         }
         let scheduler = self.read_scheduler(audits, &begun, pace);
-        let mut kept: usize = audits.iter().map(PipelineAudit::size).sum();
+        let mut kept: usize = audits.iter().map(PipelineAudit::kept).sum();
         for (audit, _) in audits.iter_mut().zip(begun).filter(|(_, begun)| *begun) {
             if (pace.stop)() {
                 return;
             }
-            pace.kept_by_others = kept - audit.size();
+            pace.kept_by_others = kept - audit.kept();
             let result = match &scheduler {
                 Err(error) if audit.waits_long() => {
                     Err(failed("read the waiting records in the scheduler")(error.clone()))
                 }
                 _ => audit.read(&mut self.reader, pace),
             };
-            kept = pace.kept_by_others + audit.size();
+            kept = pace.kept_by_others + audit.kept();
             found(audit, result);
         }
     }

@@ -110,7 +110,9 @@ impl Audits {
             }
             if let Some(auditor) = &mut auditor {
                 let full = self.pass(auditor, &mut log_throttle);
-                let full = self.audits.extract_if(.., |audit| full.iter().any(|name| name == audit.name()));
+                let full = self
+                    .audits
+                    .extract_if(.., |audit| full.iter().any(|name| name == audit.name()));
                 resting.extend(full.map(|audit| (Instant::now() + TOO_MANY, audit)));
             }
             let until = Instant::now() + self.config.interval.duration();

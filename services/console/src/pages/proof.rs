@@ -84,7 +84,10 @@ fn sum(audit: &PipelineAudit) -> String {
     } else {
         parts.join(" + ")
     };
-    let mut text = format!("{} records taken from the source{from} = {parts}.", html::number(audit.source));
+    let mut text = format!(
+        "{} records taken from the source{from} = {parts}.",
+        html::number(audit.source)
+    );
     if !audit.problem.is_empty() {
         text.push_str(&format!(" No newer result: {}.", audit.problem));
     }

@@ -59,7 +59,9 @@ mod tests {
             ("max_kept: 999", "pipeline_audit.max_kept"),
         ] {
             let text = format!("dlq_inspector: {{ pipeline_audit: {{ {text} }} }}");
-            let error = ProgramConfig::<Sections>::from_yaml(&text).unwrap_err().to_string();
+            let error = ProgramConfig::<Sections>::from_yaml(&text)
+                .unwrap_err()
+                .to_string();
             assert!(error.contains(field), "{error}");
         }
     }

@@ -894,10 +894,23 @@ fn defects_are_the_first_problem() {
     assert_eq!(problem.next_step(), NextStep::LookAtRecords);
     let names: Vec<&str> = view.pipelines.iter().map(|row| &*row.pipeline).collect();
     assert_eq!(names, ["c", "a", "b"]);
-    let states = view.pipelines.iter().map(|row| row.audit.as_ref().map(v1::PipelineAudit::state));
-    let known = [Some(v1::PipelineAuditState::NotClean), None, Some(v1::PipelineAuditState::Unknown)];
+    let states = view
+        .pipelines
+        .iter()
+        .map(|row| row.audit.as_ref().map(v1::PipelineAudit::state));
+    let known = [
+        Some(v1::PipelineAuditState::NotClean),
+        None,
+        Some(v1::PipelineAuditState::Unknown),
+    ];
     assert_eq!(states.collect::<Vec<_>>(), known);
-    assert!(shown.view(&Sees(&["a-dlq"]), &ALL).problems.iter().all(|problem| problem.pipeline == "a"));
+    assert!(
+        shown
+            .view(&Sees(&["a-dlq"]), &ALL)
+            .problems
+            .iter()
+            .all(|problem| problem.pipeline == "a")
+    );
 }
 
 #[test]

@@ -43,7 +43,12 @@ impl Status {
     }
 
     /// Adds the result of a pass that began at this time, and checks records since another one.
-    pub(crate) fn add(&mut self, at: Timestamp, checked_from: Option<Timestamp>, result: Result<Report, Fault>) {
+    pub(crate) fn add(
+        &mut self,
+        at: Timestamp,
+        checked_from: Option<Timestamp>,
+        result: Result<Report, Fault>,
+    ) {
         match result {
             Ok(report) => {
                 self.problem.clear();
@@ -190,7 +195,10 @@ mod tests {
         let mut status = Status::default();
         status.progress(3, 7);
         let message = status.message();
-        assert_eq!((message.state(), message.read, message.total), (State::Reading, 3, 7));
+        assert_eq!(
+            (message.state(), message.read, message.total),
+            (State::Reading, 3, 7)
+        );
         assert_eq!(message.as_of, None);
     }
 

@@ -108,8 +108,13 @@ impl Passes {
         self.ledger.begin_pass(|position| unread_at.contains(position));
         // Of the source, up to the last record that is completed; all of it if retries return to it.
         let mut taken: BTreeMap<i32, (i64, i64)> = BTreeMap::new();
-        for copy in history[..now].iter().filter(|copy| copy.seen.role == Role::Source) {
-            let Position { partition, offset, .. } = copy.seen.record.position;
+        for copy in history[..now]
+            .iter()
+            .filter(|copy| copy.seen.role == Role::Source)
+        {
+            let Position {
+                partition, offset, ..
+            } = copy.seen.record.position;
             let (to, end) = taken.entry(partition).or_default();
             *end = (*end).max(offset + 1);
             if !is_unread(copy, now) || world.pipeline.return_to == ReturnTo::Source {
@@ -117,7 +122,9 @@ impl Passes {
             }
         }
         let is_taken = |seen: &Seen| {
-            let Position { partition, offset, .. } = seen.record.position;
+            let Position {
+                partition, offset, ..
+            } = seen.record.position;
             seen.role != Role::Source || taken.get(&partition).is_some_and(|(to, _)| offset < *to)
         };
         for is_first in [true, false] {
@@ -127,7 +134,9 @@ impl Passes {
                 if self.read.contains(&index) || !is_taken(&copy.seen) {
                     continue;
                 }
-                let Position { partition, offset, .. } = copy.seen.record.position;
+                let Position {
+                    partition, offset, ..
+                } = copy.seen.record.position;
                 // A partition of the source is read in order.
                 let is_blocked = copy.seen.role == Role::Source && left.contains_key(&partition);
                 if is_in_part && !is_blocked {
@@ -187,7 +196,9 @@ fn check_passes(
     for now in moments {
         let report = passes.pass(world, history, now, parts);
         let not_taken = history[..now].iter().enumerate();
-        let not_taken = not_taken.filter(|(index, _)| !passes.read.contains(index)).count();
+        let not_taken = not_taken
+            .filter(|(index, _)| !passes.read.contains(index))
+            .count();
         compare_reports(&report, &full(world, history, now), not_taken as u64)?;
     }
     Ok(passes)
@@ -261,7 +272,10 @@ fn second_end_of_settled_is_doubled() {
         passes.ledger.settle(true);
         let report = passes.ledger.report();
         assert_eq!(defects(&report), [("doubled", 1)]);
-        assert_eq!(report.doubled.sample[0].at, Some(copy.record.position.to_string()));
+        assert_eq!(
+            report.doubled.sample[0].at,
+            Some(copy.record.position.to_string())
+        );
         assert_eq!((report.source, report.output, report.dead), (1, 1, 0));
     }
 }
@@ -315,7 +329,11 @@ fn success_without_result_is_settled() {
     assert_eq!((ledger.report().uncounted, ledger.size()), (1, 0));
     ledger.dead(&dead.record);
     let report = ledger.report();
-    assert_eq!((report.uncounted, report.dead, report.source), (0, 1, 1), "{report}");
+    assert_eq!(
+        (report.uncounted, report.dead, report.source),
+        (0, 1, 1),
+        "{report}"
+    );
 }
 
 #[test]

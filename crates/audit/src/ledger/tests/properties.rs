@@ -38,7 +38,11 @@ prop_compose! {
 
 /// The lives of a world, whether retries return to the source, and whether there is a scheduler.
 pub(super) fn lives() -> impl Strategy<Value = (Vec<Life>, bool, bool)> {
-    (proptest::collection::vec(life(), 1..20), any::<bool>(), any::<bool>())
+    (
+        proptest::collection::vec(life(), 1..20),
+        any::<bool>(),
+        any::<bool>(),
+    )
 }
 
 /// Enough for all copies of such a world.
@@ -47,8 +51,16 @@ pub(super) fn order() -> impl Strategy<Value = Vec<usize>> {
 }
 
 pub(super) fn build(lives: Vec<Life>, to_source: bool, through_scheduler: bool) -> World {
-    let return_to = if to_source { ReturnTo::Source } else { ReturnTo::Due };
-    let mut world = if through_scheduler { with_scheduler(return_to) } else { World::new(return_to) };
+    let return_to = if to_source {
+        ReturnTo::Source
+    } else {
+        ReturnTo::Due
+    };
+    let mut world = if through_scheduler {
+        with_scheduler(return_to)
+    } else {
+        World::new(return_to)
+    };
     for (key, value, headers, failures, location, late, partition) in lives {
         let record = world.source(key.as_deref(), value.as_deref(), headers, partition);
         world.live(record, failures, location, late);
