@@ -13,7 +13,7 @@ use redeliver_core::pipeline::{ReturnTo, TopicRole};
 use redeliver_core::{HandlerChanges, JobId, Pipeline, Record, SchedulerTopics, Timestamp};
 use redeliver_kafka::backlog::GroupPositions;
 use redeliver_kafka::reader::{ReadError, TopicReader};
-use redeliver_kafka::survey::Extent;
+use redeliver_kafka::survey::{Extent, Surveyor};
 use redeliver_kafka::{KafkaSettings, TopicId};
 use redeliver_proto::long_wait;
 
@@ -22,6 +22,8 @@ use crate::report::Report;
 
 /// The number of offsets in a part.
 const PART: u64 = 200_000;
+/// The number of parts of a pipeline after which it is the turn of others.
+const PARTS: u64 = 3;
 /// The clocks of producers and workers differ by at most this much.
 const CLOCKS: Duration = Duration::from_secs(300);
 
@@ -48,6 +50,9 @@ pub enum Fault {
     /// More records than permitted had to be kept. The next pass begins again.
     #[error("more than {0} records wait, are dead or have a defect")]
     Full(usize),
+    /// There was too much to read for one pass. The next one continues.
+    #[error("there is more to read")]
+    Unfinished,
     /// It gave up because it was told to.
     #[error("the process is ending")]
     Stopped,
@@ -64,7 +69,7 @@ pub(crate) fn failed<E: Into<Arc<ReadError>>>(step: &'static str) -> impl FnOnce
 pub struct Pace<'p> {
     /// The timeout of each step; in parts, the longest time without progress.
     pub timeout: Duration,
-    /// Whether a step may take longer, as long as it makes progress.
+    /// Whether a step may take longer, as long as it makes progress, and a pass may end before everything was read.
     pub in_parts: bool,
     /// The maximum number of records per second; `None`: no limit.
     pub per_second: Option<u32>,
@@ -119,6 +124,15 @@ impl<'p> Pace<'p> {
             }
         }
     }
+}
+
+/// The clients of an auditor.
+pub(crate) struct Clients {
+    pub(crate) settings: KafkaSettings,
+    pub(crate) surveyor: Surveyor,
+    pub(crate) reader: TopicReader,
+    /// The consumer group and the topics of the scheduler.
+    pub(crate) scheduler: Option<(String, SchedulerTopics)>,
 }
 
 /// The audit of a pipeline.
@@ -211,10 +225,8 @@ impl PipelineAudit {
     /// Begins a pass: reads the ends of topics, and then the committed offsets.
     pub(crate) fn begin(
         &mut self,
-        settings: &KafkaSettings,
-        reader: &mut TopicReader,
+        clients: &mut Clients,
         roles: HashMap<Arc<str>, TopicRole>,
-        scheduler: Option<&(String, SchedulerTopics)>,
         now: Timestamp,
         pace: &Pace<'_>,
     ) -> Result<(), Fault> {
@@ -222,9 +234,9 @@ impl PipelineAudit {
         let topics: Vec<Arc<str>> = self.roles.keys().cloned().collect();
         let names: Vec<&str> = topics.iter().map(|topic| &**topic).collect();
         // Without ids, a topic that was created again has fewer records, at least at first.
-        let ids = match settings.is_embedded {
+        let ids = match clients.settings.is_embedded {
             true => BTreeMap::new(),
-            false => reader.topics().ids(&names).unwrap_or_default(),
+            false => clients.reader.topics().ids(&names).unwrap_or_default(),
         };
         let is_other =
             |(topic, id): (&String, &TopicId)| self.ids.get(topic).is_some_and(|known| known != id);
@@ -232,21 +244,20 @@ impl PipelineAudit {
             return Err(Fault::Changed);
         }
         self.ids.extend(ids);
-        self.extents = reader
-            .extents(&topics)
-            .map_err(failed("read the ends of the topics"))?;
+        let extents = clients.reader.extents(&topics);
+        self.extents = extents.map_err(failed("read the ends of the topics"))?;
         self.check_next()?;
-        self.begin_partitions(reader, now, pace)?;
+        self.begin_partitions(clients, now, pace)?;
 
         let of_pipeline = self.roles.iter().filter_map(|(topic, role)| {
-            let group = self.pipeline.reading_group(*role, &settings.id_prefix)?;
+            let group = self.pipeline.reading_group(*role, &clients.settings.id_prefix)?;
             Some((group, topic.clone()))
         });
-        let of_scheduler = scheduler.filter(|_| self.waits_long());
+        let of_scheduler = clients.scheduler.as_ref().filter(|_| self.waits_long());
         let of_scheduler = of_scheduler.map(|(group, topics)| (group.clone(), topics.ingest.clone()));
         let groups: Vec<(String, Arc<str>)> = of_pipeline.chain(of_scheduler).collect();
         let positions =
-            GroupPositions::read(settings, &groups).map_err(failed("read the committed offsets"))?;
+            GroupPositions::read(&clients.settings, &groups).map_err(failed("read the committed offsets"))?;
         if positions.is_behind(&self.positions) {
             return Err(Fault::Changed);
         }
@@ -281,7 +292,7 @@ impl PipelineAudit {
     /// Decides where to begin with partitions that are new.
     fn begin_partitions(
         &mut self,
-        reader: &mut TopicReader,
+        clients: &mut Clients,
         now: Timestamp,
         pace: &Pace<'_>,
     ) -> Result<(), Fault> {
@@ -290,26 +301,18 @@ impl PipelineAudit {
         let new: Vec<(Partition, Extent)> = new
             .map(|(partition, extent)| (partition.clone(), *extent))
             .collect();
-        let mut horizon = None;
-        if self.covers_recent {
-            for (partition, extent) in &new {
-                let is_end = matches!(
-                    self.roles.get(&partition.0),
-                    Some(TopicRole::Output | TopicRole::DeadLetter)
-                );
-                if is_end && extent.low > 0 {
-                    let first = first_time(reader, partition, extent, pace.timeout)?;
-                    horizon = horizon.max(Some(first.unwrap_or(now).after(CLOCKS)));
-                }
-            }
-            self.since = self.since.max(horizon);
-        }
+        let horizon = match self.covers_recent && !new.is_empty() {
+            true => self.horizon(clients, &new, now, pace.timeout)?,
+            false => None,
+        };
+        self.since = self.since.max(horizon);
         for (partition, extent) in new {
             let mut begin = extent.low;
             if self.roles.get(&partition.0) == Some(&TopicRole::Source) {
                 if let Some(horizon) = horizon {
                     let (topic, number) = (&partition.0, partition.1);
-                    let found = reader
+                    let found = clients
+                        .reader
                         .offset_of_time(topic, number, horizon)
                         .map_err(failed("find records by their time"))?;
                     begin = found.unwrap_or(extent.end).clamp(begin, extent.end);
@@ -322,6 +325,35 @@ impl PipelineAudit {
             self.next.insert(partition, begin);
         }
         Ok(())
+    }
+
+    /// From when on these partitions have all ends; `None` if they have all that were ever written.
+    fn horizon(
+        &self,
+        clients: &mut Clients,
+        new: &[(Partition, Extent)],
+        now: Timestamp,
+        timeout: Duration,
+    ) -> Result<Option<Timestamp>, Fault> {
+        let is_end = |topic: &Arc<str>| {
+            let role = self.roles.get(topic);
+            matches!(role, Some(TopicRole::Output | TopicRole::DeadLetter))
+        };
+        let ends: Vec<&(Partition, Extent)> = new.iter().filter(|((topic, _), _)| is_end(topic)).collect();
+        let topics: BTreeSet<Arc<str>> = ends.iter().map(|((topic, _), _)| topic.clone()).collect();
+        let topics: Vec<Arc<str>> = topics.into_iter().collect();
+        let compacts = clients.surveyor.may_compact(&topics);
+        if !clients.settings.is_embedded && compacts.map_err(failed("read the settings of the output"))? {
+            return Ok(Some(now));
+        }
+        let mut horizon = None;
+        for (partition, extent) in ends {
+            if extent.low > 0 {
+                let first = first_time(&mut clients.reader, partition, extent, timeout)?;
+                horizon = horizon.max(Some(first.unwrap_or(now).after(CLOCKS)));
+            }
+        }
+        Ok(horizon)
     }
 
     /// Adds a command or a job of the scheduler.
@@ -414,6 +446,9 @@ impl PipelineAudit {
             (pace.progress)(&self.pipeline.name, total / parts * part, total);
             if (pace.stop)() {
                 return Err(Fault::Stopped);
+            }
+            if pace.in_parts && part < parts && part == PARTS {
+                return Err(Fault::Unfinished);
             }
         }
         Ok(())

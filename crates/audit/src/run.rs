@@ -56,7 +56,7 @@ use redeliver_kafka::KafkaSettings;
 use redeliver_kafka::reader::{ReadError, TopicReader};
 use redeliver_kafka::survey::Surveyor;
 
-use crate::pass::{Fault, LongWait, Pace, PipelineAudit, failed, long_wait};
+use crate::pass::{Clients, Fault, LongWait, Pace, PipelineAudit, failed, long_wait};
 use crate::report::Report;
 
 /// The options of an audit.
@@ -114,7 +114,7 @@ pub fn audit(
         });
         passed?;
         let [audit] = &mut audits;
-        audit.count_rest(&mut auditor.reader, options.timeout)
+        audit.count_rest(&mut auditor.clients.reader, options.timeout)
     };
     once().map_err(|source| AuditError {
         pipeline: pipeline.name.to_string(),
@@ -124,12 +124,8 @@ pub fn audit(
 
 /// Audits pipelines again and again, with two connections for all of them.
 pub struct Auditor {
-    settings: KafkaSettings,
-    surveyor: Surveyor,
-    reader: TopicReader,
-    /// The consumer group and the topics of the scheduler.
-    scheduler: Option<(String, SchedulerTopics)>,
-    /// The next offset of each of their partitions.
+    clients: Clients,
+    /// The next offset of each partition of the scheduler's topics.
     next: BTreeMap<(Arc<str>, i32), i64>,
 }
 
@@ -142,11 +138,14 @@ impl Auditor {
         settings: &KafkaSettings,
         scheduler: Option<(String, SchedulerTopics)>,
     ) -> Result<Self, ReadError> {
-        Ok(Self {
+        let clients = Clients {
             settings: settings.clone(),
             surveyor: Surveyor::new(settings)?,
             reader: TopicReader::new(settings, &[])?,
             scheduler,
+        };
+        Ok(Self {
+            clients,
             next: BTreeMap::new(),
         })
     }
@@ -160,7 +159,7 @@ impl Auditor {
         mut found: impl FnMut(&mut PipelineAudit, Result<Report, Fault>),
     ) {
         let pipelines: Vec<Pipeline> = audits.iter().map(|audit| audit.pipeline.clone()).collect();
-        let roles = self.surveyor.roles(&pipelines).map_err(Arc::new);
+        let roles = self.clients.surveyor.roles(&pipelines).map_err(Arc::new);
         let mut roles = roles.map(Vec::into_iter);
         let mut begun = Vec::new();
         // A pipeline that has missed records of the scheduler needs all of them.
@@ -170,8 +169,7 @@ impl Auditor {
             let result = match &mut roles {
                 Ok(roles) => {
                     let roles = roles.next().unwrap_or_default();
-                    let scheduler = self.scheduler.as_ref();
-                    audit.begin(&self.settings, &mut self.reader, roles, scheduler, now, pace)
+                    audit.begin(&mut self.clients, roles, now, pace)
                 }
                 Err(error) => Err(failed("list the retry topics")(error.clone())),
             };
@@ -196,7 +194,7 @@ impl Auditor {
                 Err(error) if audit.waits_long() => {
                     Err(failed("read the waiting records in the scheduler")(error.clone()))
                 }
-                _ => audit.read(&mut self.reader, pace),
+                _ => audit.read(&mut self.clients.reader, pace),
             };
             kept = pace.kept_by_others + audit.kept();
             found(audit, result);
@@ -210,7 +208,7 @@ impl Auditor {
         begun: &[bool],
         pace: &mut Pace<'_>,
     ) -> Result<(), Arc<ReadError>> {
-        let Some((_, topics)) = &self.scheduler else {
+        let Some((_, topics)) = &self.clients.scheduler else {
             return Ok(());
         };
         let waiting = audits.iter_mut().zip(begun);
@@ -223,7 +221,7 @@ impl Auditor {
         }
         // Commands first: the job of one that is complete is in the state topic.
         for topic in [&topics.ingest, &topics.state] {
-            let reader = &mut self.reader;
+            let reader = &mut self.clients.reader;
             for ((topic, partition), extent) in reader.extents(std::slice::from_ref(topic))? {
                 self.next.entry((topic, partition)).or_insert(extent.low);
             }
@@ -256,7 +254,12 @@ impl Auditor {
                 }
             })?;
             for ((of, partition), next) in next {
-                if let Some(position) = self.reader.position(of, *partition).filter(|_| of == topic) {
+                if let Some(position) = self
+                    .clients
+                    .reader
+                    .position(of, *partition)
+                    .filter(|_| of == topic)
+                {
                     *next = position.max(*next);
                 }
             }

@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
+use futures::executor::block_on;
 use rdkafka::admin::{AdminClient, AdminOptions, ConfigEntry, OwnedResourceSpecifier, ResourceSpecifier};
 use rdkafka::client::DefaultClientContext;
 use rdkafka::consumer::{BaseConsumer, Consumer as _};
@@ -164,6 +165,20 @@ impl Surveyor {
             }
         }
         Ok(known)
+    }
+
+    /// Whether the latest record of a key can replace the earlier ones in any of these topics, or whether that is unknown. Blocks.
+    ///
+    /// # Errors
+    /// If the broker does not answer.
+    pub fn may_compact(&self, topics: &[Arc<str>]) -> Result<bool, ReadError> {
+        let settings: BTreeMap<String, _> = block_on(self.settings(topics))?.into_iter().collect();
+        let keeps_all = |topic: &Arc<str>| {
+            let entries = settings.get(&**topic);
+            let policy = entries.and_then(|entries| setting(entries, "cleanup.policy"));
+            policy.is_some_and(|policy| !policy.split(',').any(|word| word.trim() == "compact"))
+        };
+        Ok(!topics.iter().all(keeps_all))
     }
 
     /// The size of the largest batch of records that each of these topics accepts, in bytes. Without topics that do not exist or whose configuration the

@@ -108,12 +108,17 @@ impl Audits {
                     Err(_) => {}
                 }
             }
+            let mut is_unfinished = false;
             if let Some(auditor) = &mut auditor {
-                let full = self.pass(auditor, &mut log_throttle);
+                let full;
+                (full, is_unfinished) = self.pass(auditor, &mut log_throttle);
                 let full = self
                     .audits
                     .extract_if(.., |audit| full.iter().any(|name| name == audit.name()));
                 resting.extend(full.map(|audit| (Instant::now() + TOO_MANY, audit)));
+            }
+            if is_unfinished {
+                continue;
             }
             let until = Instant::now() + self.config.interval.duration();
             while Instant::now() < until && !self.stop.is_cancelled() {
@@ -122,8 +127,8 @@ impl Audits {
         }
     }
 
-    /// Returns the names of pipelines with too many records.
-    fn pass(&mut self, auditor: &mut Auditor, log_throttle: &mut LogThrottle) -> Vec<String> {
+    /// Returns the names of pipelines with too many records, and whether there is more to read of others.
+    fn pass(&mut self, auditor: &mut Auditor, log_throttle: &mut LogThrottle) -> (Vec<String>, bool) {
         let (statuses, metrics, now) = (&self.statuses, &self.metrics, self.clock.now());
         let stop = || self.stop.is_cancelled();
         let progress = |pipeline: &str, read, total| {
@@ -136,25 +141,29 @@ impl Audits {
             progress: &progress,
             ..Pace::new(TIMEOUT, &stop)
         };
-        let mut full = Vec::new();
+        let (mut full, mut is_unfinished) = (Vec::new(), false);
         auditor.pass(&mut self.audits, now, &mut pace, |audit, result| {
             let name = audit.name().to_owned();
-            if let Err(fault) = &result {
-                if log_throttle.should_log() {
-                    let error = error_chain(fault);
-                    tracing::warn!(pipeline = name, error, "cannot audit a pipeline; retrying");
-                }
-                if !matches!(fault, Fault::Read { .. } | Fault::Stopped) {
-                    audit.restart();
-                }
-                if let Fault::Full(_) = fault {
-                    full.push(name.clone());
+            match &result {
+                Ok(_) => {}
+                Err(Fault::Unfinished | Fault::Stopped) => is_unfinished = true,
+                Err(fault) => {
+                    if log_throttle.should_log() {
+                        let error = error_chain(fault);
+                        tracing::warn!(pipeline = name, error, "cannot audit a pipeline; retrying");
+                    }
+                    if let Fault::Full(_) = fault {
+                        full.push(name.clone());
+                    }
+                    if !matches!(fault, Fault::Read { .. }) {
+                        audit.restart();
+                    }
                 }
             }
             let since = audit.since();
             let message = statuses.update(&name, |status| status.add(now, since, result));
             metrics.set_pipeline_audit(&name, &message);
         });
-        full
+        (full, is_unfinished)
     }
 }

@@ -66,7 +66,7 @@ impl Status {
                     report,
                 });
             }
-            Err(Fault::Stopped) => {}
+            Err(Fault::Unfinished | Fault::Stopped) => {}
             Err(Fault::Changed) => {
                 self.passed = None;
                 self.enter(State::Reading, at);
