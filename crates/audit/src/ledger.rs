@@ -442,7 +442,7 @@ impl Ledger {
             for (number, life) in &lives {
                 self.check_ends(&mut report, place, *number, life);
                 if let Some(before) = before.replace((*number, *life)) {
-                    self.check_redriven(&mut report, place, before, (*number, life));
+                    self.check_redriven(&mut report, place, before, (*number, *life));
                 }
                 let is_unread = life.has(Mark::ENDED_BEFORE) && self.is_not_taken(place);
                 in_source |= life.has(Mark::IN_SOURCE) || is_unread;

@@ -151,6 +151,8 @@ pub struct PipelineAudit {
     positions: GroupPositions,
     /// The jobs of the scheduler that have not ended.
     jobs: HashMap<JobId, Scheduled>,
+    /// Whether it needs all records of the scheduler: it has begun, or has missed some.
+    pub(crate) lacks_scheduler: bool,
     /// Whether unread records of the source are kept, too.
     reads_ahead: bool,
     /// Whether records are only checked if the output and the dead letters still contain all ends since they were written.
@@ -177,6 +179,7 @@ impl PipelineAudit {
             begins: Offsets::new(),
             positions: GroupPositions::default(),
             jobs: HashMap::new(),
+            lacks_scheduler: true,
             covers_recent: false,
             since: None,
             begun: BTreeSet::new(),
@@ -212,10 +215,6 @@ impl PipelineAudit {
             covers_recent: self.covers_recent,
             ..new
         };
-    }
-
-    pub(crate) fn has_begun(&self) -> bool {
-        !self.next.is_empty()
     }
 
     pub(crate) fn waits_long(&self) -> bool {

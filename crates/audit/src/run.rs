@@ -162,10 +162,8 @@ impl Auditor {
         let roles = self.clients.surveyor.roles(&pipelines).map_err(Arc::new);
         let mut roles = roles.map(Vec::into_iter);
         let mut begun = Vec::new();
-        // A pipeline that has missed records of the scheduler needs all of them.
-        let mut is_missed = false;
+        let mut lacks_scheduler = false;
         for audit in &mut *audits {
-            is_missed |= audit.waits_long() && !audit.has_begun();
             let result = match &mut roles {
                 Ok(roles) => {
                     let roles = roles.next().unwrap_or_default();
@@ -174,12 +172,14 @@ impl Auditor {
                 Err(error) => Err(failed("list the retry topics")(error.clone())),
             };
             begun.push(result.is_ok());
-            if let Err(fault) = result {
-                is_missed |= audit.waits_long();
-                found(audit, Err(fault));
+            // One that does not read the scheduler now misses what is new.
+            let lacked = std::mem::replace(&mut audit.lacks_scheduler, result.is_err());
+            match result {
+                Ok(()) => lacks_scheduler |= audit.waits_long() && lacked,
+                Err(fault) => found(audit, Err(fault)),
             }
         }
-        if is_missed {
+        if lacks_scheduler {
             self.next.clear();
             audits.iter_mut().for_each(PipelineAudit::forget_jobs);
         }

@@ -134,13 +134,11 @@ impl Audits {
         let progress = |pipeline: &str, read, total| {
             statuses.update(pipeline, |status| status.progress(read, total));
         };
-        let mut pace = Pace {
-            per_second: Some(self.config.records_per_second),
-            max_kept: usize::try_from(self.config.max_kept).unwrap_or(usize::MAX),
-            in_parts: true,
-            progress: &progress,
-            ..Pace::new(TIMEOUT, &stop)
-        };
+        let mut pace = Pace::new(TIMEOUT, &stop);
+        pace.per_second = Some(self.config.records_per_second);
+        pace.max_kept = usize::try_from(self.config.max_kept).unwrap_or(usize::MAX);
+        pace.in_parts = true;
+        pace.progress = &progress;
         let (mut full, mut is_unfinished) = (Vec::new(), false);
         auditor.pass(&mut self.audits, now, &mut pace, |audit, result| {
             let name = audit.name().to_owned();
