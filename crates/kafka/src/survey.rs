@@ -4,7 +4,6 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use futures::executor::block_on;
 use rdkafka::admin::{AdminClient, AdminOptions, ConfigEntry, OwnedResourceSpecifier, ResourceSpecifier};
 use rdkafka::client::DefaultClientContext;
 use rdkafka::consumer::{BaseConsumer, Consumer as _};
@@ -172,7 +171,12 @@ impl Surveyor {
     /// # Errors
     /// If the broker does not answer.
     pub fn may_compact(&self, topics: &[Arc<str>]) -> Result<bool, ReadError> {
-        let settings: BTreeMap<String, _> = block_on(self.settings(topics))?.into_iter().collect();
+        // It only waits for a thread of the client.
+        let Ok(runtime) = tokio::runtime::Builder::new_current_thread().build() else {
+            return Ok(true);
+        };
+        let settings = runtime.block_on(self.settings(topics))?;
+        let settings: BTreeMap<String, _> = settings.into_iter().collect();
         let keeps_all = |topic: &Arc<str>| {
             let entries = settings.get(&**topic);
             let policy = entries.and_then(|entries| setting(entries, "cleanup.policy"));
