@@ -1,14 +1,16 @@
 //! Reads the topics of a pipeline, which may be running.
 //!
-//! The audit has four steps, in this order:
+//! A pass has four steps, in this order:
 //!
 //! 1. Read the output and the dead letters to their ends.
 //! 2. Read the committed offsets: of the workers' group in the source and the due topic, of each tier's group in the
 //!    topic of the tier, and of the scheduler's group in the ingest topic.
 //! 3. Read to their ends: the ingest and state topic of the scheduler, if long waits go there; then the tiers and the
-//!    due topic; then the source. A record is *unread* if its offset is at or after the committed offset of its group
-//!    and not in the completed set. A job is unread if its newest state has not ended.
+//!    due topic; then the source, up to the last record that its group had completed in step 2. A record is *unread* if its offset is at or after the
+//!    committed offset of its group and not in the completed set. A job is unread if its newest state has not ended.
 //! 4. Read the output and the dead letters again, to their new ends.
+//!
+//! In step 2, only the ends of step 1 are known. They are read after it, with the parts of the other topics that are as old ([`crate::pass`]).
 //!
 //! # Why a record that is not lost is never reported as lost
 //! One transaction completes a record's offset and writes its next copy. So the copies of a record form a chain: c0 in
@@ -27,30 +29,34 @@
 //! includes transactions that are committed but not applied yet. So an unread copy belongs to a second chain, and so
 //! does a job that has not ended in step 3.
 //!
-//! Tiers are read before the source, so that the source contains the origins that they name.
+//! Tiers are read before the source, so that the source contains the origins that they name: those that were completed after step 2 are not checked until
+//! the next pass.
+//!
+//! # Several passes
+//! A pass need not read again what the one before has read: the copies that were unread are remembered, and compared with the new committed offsets. If a record
+//! has ended before step 2 of a pass, step 3 of the same pass reads the last copies of its chain. So a copy that a later pass reads belongs to a second
+//! chain, as another end does, and the record need not be remembered.
 //!
 //! # Assumptions
 //! - The topics still contain the ends of all records in the source. If the retention of the output is shorter than
 //!   that of the source, old records are reported as lost.
 //! - The number of partitions does not change during the audit.
 //!
+//! In a pipeline that drops results, a second result is not found if a pass was between them.
+//!
 //! If two copies of a record wait at the same time, the audit reports the record as doubled only after one of them has
 //! ended.
 
 use std::collections::{BTreeMap, HashMap};
-use std::slice;
 use std::sync::Arc;
 use std::time::Duration;
 
-use redeliver_core::pipeline::TopicRole;
-use redeliver_core::{HandlerChanges, JobId, Pipeline, Position, Record, SchedulerTopics};
+use redeliver_core::{HandlerChanges, Pipeline, SchedulerTopics, Timestamp};
 use redeliver_kafka::KafkaSettings;
-use redeliver_kafka::backlog::GroupPositions;
 use redeliver_kafka::reader::{ReadError, TopicReader};
 use redeliver_kafka::survey::Surveyor;
-use redeliver_proto::long_wait;
 
-use crate::ledger::{Ledger, Scheduled};
+use crate::pass::{Clients, Fault, LongWait, Pace, PipelineAudit, failed, long_wait};
 use crate::report::Report;
 
 /// The options of an audit.
@@ -77,14 +83,12 @@ impl Default for AuditOptions {
 
 /// The audit failed, so there is no report.
 #[derive(Debug, thiserror::Error)]
-#[error("pipeline `{pipeline}`: cannot {step}")]
+#[error("pipeline `{pipeline}`")]
 pub struct AuditError {
     /// The name of the pipeline.
     pub pipeline: String,
-    /// The step that failed.
-    pub step: &'static str,
-    /// The cause.
-    pub source: Box<ReadError>,
+    /// Why.
+    pub source: Fault,
 }
 
 /// Audits a pipeline. Blocks the calling thread, so do not call it from an async task. Writes nothing and joins no
@@ -97,164 +101,169 @@ pub fn audit(
     pipeline: &Pipeline,
     options: &AuditOptions,
 ) -> Result<Report, AuditError> {
-    let failed = |step| {
-        let pipeline = pipeline.name.to_string();
-        move |source| AuditError {
-            pipeline,
-            step,
-            source: Box::new(source),
-        }
-    };
-    let mut ledger = Ledger::new(pipeline, options.changes);
-    let roles = roles(settings, pipeline).map_err(failed("list the retry topics"))?;
-    let topics = |wanted: fn(&TopicRole) -> bool| -> Vec<Arc<str>> {
-        roles
-            .iter()
-            .filter(|(_, role)| wanted(role))
-            .map(|(topic, _)| topic.clone())
-            .collect()
-    };
-
-    let ends = topics(|role| matches!(role, TopicRole::Output | TopicRole::DeadLetter));
-    let mut ends = Sweep::new(settings, &ends).map_err(failed("open the output and the dead letters"))?;
-    let end = |ledger: &mut Ledger, record: &Record| match roles.get(&record.position.topic) {
-        Some(TopicRole::Output) => ledger.output(record),
-        _ => ledger.dead(record),
-    };
-    ends.read(options.timeout, |record| end(&mut ledger, record))
-        .map_err(failed("read the output and the dead letters"))?;
-
-    let positions =
-        positions(settings, pipeline, &roles, options).map_err(failed("read the committed offsets"))?;
-    ledger.positions_known();
-
-    if let Some((_, scheduler)) = &options.scheduler {
-        read_scheduler(
-            settings,
-            pipeline,
-            scheduler,
-            options.timeout,
-            &positions,
-            &mut ledger,
-        )
-        .map_err(failed("read the waiting records in the scheduler"))?;
-    }
-
-    let waiting = topics(|role| matches!(role, TopicRole::Tier(_) | TopicRole::Due));
-    let waited = Sweep::new(settings, &waiting).and_then(|mut sweep| {
-        sweep.read(options.timeout, |record| {
-            let unread = positions.is_unread(&record.position);
-            match roles.get(&record.position.topic) {
-                Some(TopicRole::Tier(_)) => ledger.tier(record, unread),
-                _ => ledger.due(record, unread),
-            }
-        })
-    });
-    waited.map_err(failed("read the tiers and the due topic"))?;
-
-    let came_in =
-        Sweep::new(settings, &topics(|role| matches!(role, TopicRole::Source))).and_then(|mut sweep| {
-            sweep.read(options.timeout, |record| {
-                let unread = positions.is_unread(&record.position);
-                // A retired pipeline never processes the unread records of its source.
-                if !(pipeline.retired && unread) {
-                    ledger.source(record, unread);
-                }
-            })
+    let mut audits = [PipelineAudit::new(pipeline.clone(), options.changes)];
+    let stop = || false;
+    let mut pace = Pace::new(options.timeout, &stop);
+    let mut once = || -> Result<Report, Fault> {
+        let mut auditor =
+            Auditor::new(settings, options.scheduler.clone()).map_err(failed("connect to Kafka"))?;
+        let mut passed = Ok(());
+        // There is no limit, so that the clock is not needed.
+        auditor.pass(&mut audits, Timestamp::from_millis(0), &mut pace, |_, result| {
+            passed = result.map(drop);
         });
-    came_in.map_err(failed("read the source"))?;
-
-    ends.read(options.timeout, |record| end(&mut ledger, record))
-        .map_err(failed("read the output and the dead letters again"))?;
-    Ok(ledger.report())
+        passed?;
+        let [audit] = &mut audits;
+        audit.count_rest(&mut auditor.clients.reader, options.timeout)
+    };
+    once().map_err(|source| AuditError {
+        pipeline: pipeline.name.to_string(),
+        source,
+    })
 }
 
-/// The topics of a pipeline with their roles.
-fn roles(settings: &KafkaSettings, pipeline: &Pipeline) -> Result<HashMap<Arc<str>, TopicRole>, ReadError> {
-    let of_pipelines = Surveyor::new(settings)?.roles(slice::from_ref(pipeline))?;
-    Ok(of_pipelines.into_iter().flatten().collect())
-}
-
-/// The committed offsets of the groups of a pipeline.
-fn positions(
-    settings: &KafkaSettings,
-    pipeline: &Pipeline,
-    roles: &HashMap<Arc<str>, TopicRole>,
-    options: &AuditOptions,
-) -> Result<GroupPositions, ReadError> {
-    let of_pipeline = roles.iter().filter_map(|(topic, role)| {
-        let group = pipeline.reading_group(*role, &settings.id_prefix)?;
-        Some((group, topic.clone()))
-    });
-    let of_scheduler = options.scheduler.iter();
-    let of_scheduler = of_scheduler.map(|(group, topics)| (group.clone(), topics.ingest.clone()));
-    let topics: Vec<(String, Arc<str>)> = of_pipeline.chain(of_scheduler).collect();
-    GroupPositions::read(settings, &topics)
-}
-
-/// Reads the commands and jobs of the scheduler.
-fn read_scheduler(
-    settings: &KafkaSettings,
-    pipeline: &Pipeline,
-    scheduler: &SchedulerTopics,
-    timeout: Duration,
-    positions: &GroupPositions,
-    ledger: &mut Ledger,
-) -> Result<(), ReadError> {
-    let mut commands = Sweep::new(settings, std::slice::from_ref(&scheduler.ingest))?;
-    commands.read(timeout, |command| {
-        if let Some(record) = long_wait::unwrap(&pipeline.name, command) {
-            ledger.scheduled(&record, positions.is_unread(&command.position));
-        }
-    })?;
-    let mut waiting: HashMap<JobId, Scheduled> = HashMap::new();
-    let mut jobs = Sweep::new(settings, std::slice::from_ref(&scheduler.state))?;
-    jobs.read(timeout, |job| {
-        let key = job.key.as_deref().and_then(|key| std::str::from_utf8(key).ok());
-        let Some(id) = key.and_then(|key| key.parse().ok()) else {
-            return;
-        };
-        let record = long_wait::unwrap_state(&pipeline.name, job);
-        match record.and_then(|record| ledger.scheduled(&record, false)) {
-            Some(scheduled) => drop(waiting.insert(id, scheduled)),
-            None => drop(waiting.remove(&id)),
-        }
-    })?;
-    for scheduled in waiting.into_values() {
-        ledger.still_scheduled(scheduled);
-    }
-    Ok(())
-}
-
-/// Reads topics to their ends, again and again if needed, and visits each record once.
-struct Sweep {
-    reader: TopicReader,
+/// Audits pipelines again and again, with two connections for all of them.
+pub struct Auditor {
+    clients: Clients,
+    /// The next offset of each partition of the scheduler's topics.
     next: BTreeMap<(Arc<str>, i32), i64>,
 }
 
-impl Sweep {
-    fn new(settings: &KafkaSettings, topics: &[Arc<str>]) -> Result<Self, ReadError> {
+impl Auditor {
+    /// Does not connect yet. `scheduler`: the consumer group and the topics of the scheduler, if long waits of any pipeline go there.
+    ///
+    /// # Errors
+    /// If a client cannot be created from its configuration.
+    pub fn new(
+        settings: &KafkaSettings,
+        scheduler: Option<(String, SchedulerTopics)>,
+    ) -> Result<Self, ReadError> {
+        let clients = Clients {
+            settings: settings.clone(),
+            surveyor: Surveyor::new(settings)?,
+            reader: TopicReader::new(settings, &[])?,
+            scheduler,
+        };
         Ok(Self {
-            reader: TopicReader::new(settings, topics)?,
+            clients,
             next: BTreeMap::new(),
         })
     }
 
-    fn read(&mut self, timeout: Duration, mut visit: impl FnMut(&Record)) -> Result<(), ReadError> {
-        let next = &mut self.next;
-        self.reader.read_to_end(timeout, |record| {
-            let Position {
-                topic,
-                partition,
-                offset,
-            } = &record.position;
-            // The reader can read past the requested end and return those records again the next time. They must not be
-            // counted twice.
-            let next = next.entry((topic.clone(), *partition)).or_insert(0);
-            if *offset >= *next {
-                *next = *offset + 1;
-                visit(&record);
+    /// Audits each of these pipelines, which are the same each time, and reports what it finds. Blocks, writes nothing, and joins no consumer group.
+    pub fn pass(
+        &mut self,
+        audits: &mut [PipelineAudit],
+        now: Timestamp,
+        pace: &mut Pace<'_>,
+        mut found: impl FnMut(&mut PipelineAudit, Result<Report, Fault>),
+    ) {
+        let pipelines: Vec<Pipeline> = audits.iter().map(|audit| audit.pipeline.clone()).collect();
+        let roles = self.clients.surveyor.roles(&pipelines).map_err(Arc::new);
+        let mut roles = roles.map(Vec::into_iter);
+        let mut begun = Vec::new();
+        let mut lacks_scheduler = false;
+        for audit in &mut *audits {
+            let result = match &mut roles {
+                Ok(roles) => {
+                    let roles = roles.next().unwrap_or_default();
+                    audit.begin(&mut self.clients, roles, now, pace)
+                }
+                Err(error) => Err(failed("list the retry topics")(error.clone())),
+            };
+            begun.push(result.is_ok());
+            // One that does not read the scheduler now misses what is new.
+            let lacked = std::mem::replace(&mut audit.lacks_scheduler, result.is_err());
+            match result {
+                Ok(()) => lacks_scheduler |= audit.waits_long() && lacked,
+                Err(fault) => found(audit, Err(fault)),
             }
-        })
+        }
+        if lacks_scheduler {
+            self.next.clear();
+            audits.iter_mut().for_each(PipelineAudit::forget_jobs);
+        }
+        let scheduler = self.read_scheduler(audits, &begun, pace);
+        let mut kept: usize = audits.iter().map(PipelineAudit::kept).sum();
+        for (audit, _) in audits.iter_mut().zip(begun).filter(|(_, begun)| *begun) {
+            if (pace.stop)() {
+                return;
+            }
+            pace.kept_by_others = kept - audit.kept();
+            let result = match &scheduler {
+                Err(error) if audit.waits_long() => {
+                    Err(failed("read the waiting records in the scheduler")(error.clone()))
+                }
+                _ => audit.read(&mut self.clients.reader, pace),
+            };
+            kept = pace.kept_by_others + audit.kept();
+            found(audit, result);
+        }
+    }
+
+    /// Reads the commands and jobs of the scheduler for the pipelines whose pass has begun.
+    fn read_scheduler(
+        &mut self,
+        audits: &mut [PipelineAudit],
+        begun: &[bool],
+        pace: &mut Pace<'_>,
+    ) -> Result<(), Arc<ReadError>> {
+        let Some((_, topics)) = &self.clients.scheduler else {
+            return Ok(());
+        };
+        let waiting = audits.iter_mut().zip(begun);
+        let waiting = waiting.filter(|(audit, begun)| audit.waits_long() && **begun);
+        let mut waiting: HashMap<String, &mut PipelineAudit> = waiting
+            .map(|(audit, _)| (audit.name().to_owned(), audit))
+            .collect();
+        if waiting.is_empty() {
+            return Ok(());
+        }
+        // Commands first: the job of one that is complete is in the state topic.
+        for topic in [&topics.ingest, &topics.state] {
+            let reader = &mut self.clients.reader;
+            for ((topic, partition), extent) in reader.extents(std::slice::from_ref(topic))? {
+                self.next.entry((topic, partition)).or_insert(extent.low);
+            }
+            let parts = self.next.iter().filter(|((of, _), _)| of == topic);
+            reader.seek_all(parts.map(|(partition, next)| (partition.clone(), *next)));
+            let next = &mut self.next;
+            let (timeout, stop) = (pace.timeout, pace.ends_late());
+            reader.read_to_end_in_parts(timeout, stop, |record| {
+                pace.read();
+                let partition = (record.position.topic.clone(), record.position.partition);
+                let next = next.entry(partition).or_insert(0);
+                if record.position.offset < *next {
+                    return;
+                }
+                *next = record.position.offset + 1;
+                match long_wait(&record, topics) {
+                    LongWait::Command(found) => {
+                        if let Some((pipeline, record)) = found
+                            && let Some(audit) = waiting.get_mut(&pipeline)
+                        {
+                            audit.command(&record);
+                        }
+                    }
+                    LongWait::Job(id, found) => {
+                        for (name, audit) in &mut waiting {
+                            let record = found.as_ref().filter(|(pipeline, _)| pipeline == name);
+                            audit.job(id, record.map(|(_, record)| record));
+                        }
+                    }
+                }
+            })?;
+            for ((of, partition), next) in next {
+                if let Some(position) = self
+                    .clients
+                    .reader
+                    .position(of, *partition)
+                    .filter(|_| of == topic)
+                {
+                    *next = position.max(*next);
+                }
+            }
+        }
+        Ok(())
     }
 }

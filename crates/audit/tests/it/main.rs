@@ -5,9 +5,9 @@ mod plant;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use redeliver_audit::{AuditOptions, Findings, Report, audit};
-use redeliver_core::Output;
+use redeliver_audit::{AuditOptions, Auditor, Findings, Pace, PipelineAudit, Report, audit};
 use redeliver_core::pipeline::ReturnTo;
+use redeliver_core::{HandlerChanges, Output, Timestamp};
 use redeliver_testkit::{DEADLINE, eventually};
 
 use crate::plant::{Plant, Stage, Word, change_headers};
@@ -18,6 +18,44 @@ fn report_of(plant: &Plant) -> Box<Report> {
         ..AuditOptions::default()
     };
     Box::new(audit(&plant.settings, &plant.pipeline, &options).unwrap())
+}
+
+/// An audit in passes, each of which reads only what is new.
+struct Passes {
+    auditor: Auditor,
+    audits: [PipelineAudit; 1],
+}
+
+impl Passes {
+    fn new(plant: &Plant) -> Self {
+        Self {
+            auditor: Auditor::new(&plant.settings, None).unwrap(),
+            audits: [PipelineAudit::of_recent(
+                plant.pipeline.clone(),
+                HandlerChanges::Nothing,
+            )],
+        }
+    }
+
+    fn pass(&mut self) -> Box<Report> {
+        let mut report = None;
+        let stop = || false;
+        let mut pace = Pace::new(Duration::from_secs(30), &stop);
+        let now = Timestamp::from_millis(0);
+        self.auditor.pass(&mut self.audits, now, &mut pace, |_, result| {
+            report = Some(Box::new(result.unwrap()));
+        });
+        report.unwrap()
+    }
+}
+
+/// The number of findings of each kind, and the sums.
+fn verdict(report: &Report) -> ([(&'static str, u64); 5], [u64; 4]) {
+    let defects = report.defects().map(|(name, findings)| (name, findings.count));
+    (
+        defects,
+        [report.output, report.dead, report.uncounted, report.foreign.count],
+    )
 }
 
 /// Plants the defect that the word of a record names.
@@ -53,6 +91,7 @@ fn all_planted_defects_are_found() {
     ];
     words.extend(defects.iter().map(|(word, _)| *word));
     let origins = plant.produce(&words);
+    let mut passes = Passes::new(&plant);
     plant.forge_in_tier();
     plant.start(Stage::Worker, plant_defect);
     plant.start(Stage::Relay, plant_defect);
@@ -61,6 +100,7 @@ fn all_planted_defects_are_found() {
         "all records have ended that are not lost or waiting",
         DEADLINE,
         || {
+            passes.pass();
             let report = report_of(&plant);
             let settled = report.output + report.dead == ended
                 && report.waiting.total() == 15
@@ -71,6 +111,11 @@ fn all_planted_defects_are_found() {
     );
     plant.stop();
     let report = report_of(&plant);
+    for passes in [&mut passes, &mut Passes::new(&plant)] {
+        passes.pass();
+        let passed = passes.pass();
+        assert_eq!(verdict(&passed), verdict(&report), "{passed}\n{report}");
+    }
 
     let mut expected: BTreeMap<&str, BTreeSet<&str>> = BTreeMap::new();
     for (word, defect) in defects {
@@ -108,6 +153,7 @@ fn assert_clean_at_every_moment(name: &str, return_to: ReturnTo) {
     const ROUNDS: u64 = 150;
     let mut plant = Plant::new(name, return_to);
     let no_defect = |_: Stage, _: &str, _: &mut Vec<Output>| {};
+    let mut passes = Passes::new(&plant);
     let mut was_audited_in_progress = false;
     let mut parts = 0;
     // At least one restart. On a slow machine, more parts until an audit has seen records in progress.
@@ -124,12 +170,14 @@ fn assert_clean_at_every_moment(name: &str, return_to: ReturnTo) {
         let expected = parts * ROUNDS * 5;
         eventually("all records have ended", DEADLINE, || {
             let report = report_of(&plant);
-            assert!(report.is_clean(), "{report}");
-            assert_eq!(
-                report.source,
-                report.output + report.dead + report.waiting.total(),
-                "{report}"
-            );
+            for report in [&report, &passes.pass()] {
+                assert!(report.is_clean(), "{report}");
+                assert_eq!(
+                    report.source,
+                    report.output + report.dead + report.waiting.total(),
+                    "{report}"
+                );
+            }
             was_audited_in_progress |= report.waiting.total() > 3 && report.output > 0;
             if report.output + report.dead == expected {
                 Ok(())
@@ -141,6 +189,10 @@ fn assert_clean_at_every_moment(name: &str, return_to: ReturnTo) {
         plant.stop();
     }
     let report = report_of(&plant);
+    let passed = passes.pass();
+    assert_eq!(verdict(&passed), verdict(&report), "{passed}\n{report}");
+    // Dead ones, and the three that wait.
+    assert_eq!(passes.audits[0].kept() as u64, parts * ROUNDS + 2 * 3);
     assert_eq!(
         (report.output, report.dead),
         (4 * parts * ROUNDS, parts * ROUNDS),

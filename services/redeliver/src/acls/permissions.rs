@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use clap::ValueEnum;
 use redeliver_core::Pipeline;
-use redeliver_core::pipeline::retry_tier_group;
+use redeliver_core::pipeline::{TopicRole, retry_tier_group};
 use redeliver_core::scheduler::SchedulerRole;
 use redeliver_dlq_inspector::pattern::Patterns;
 use redeliver_dlq_inspector::{group_states, ledger, redrive};
@@ -22,7 +22,7 @@ const OF_TIERS: &str = "redeliver-retry-";
 /// The group id of clients that read outside of any group. librdkafka looks up its coordinator all the same.
 const READER: &str = "redeliver-reader";
 
-/// What the inspector does with dead-letter topics: it also reads their retention.
+/// What the inspector does with dead-letter topics and outputs: it also reads their retention.
 const OF_DEAD_LETTERS: [Operation; 2] = [Operation::Read, Operation::DescribeConfigs];
 
 /// A program with the configuration of this installation.
@@ -292,8 +292,12 @@ impl Permissions {
     fn scans(&mut self, config: &Config) {
         let mut waits_long = false;
         for pipeline in topics::pipelines(config) {
-            for (topic, _) in pipeline.topics() {
-                self.topic(&topic, &[Operation::Read]);
+            for (topic, role) in pipeline.topics() {
+                let operations: &[Operation] = match role {
+                    TopicRole::Output => &OF_DEAD_LETTERS,
+                    _ => &[Operation::Read],
+                };
+                self.topic(&topic, operations);
             }
             // A retired pipeline has a source, too.
             self.topic(&pipeline.source, &[Operation::Read]);

@@ -1,0 +1,268 @@
+//! What is known of a pipeline after several passes. No IO.
+
+use std::time::Duration;
+
+use redeliver_audit::{Fault, Findings, Report};
+use redeliver_core::Timestamp;
+use redeliver_core::error_chain::error_chain;
+use redeliver_core::failure::bounded_text;
+use redeliver_proto::convert::{time_of_record, to_timestamp};
+use redeliver_proto::v1;
+use v1::PipelineAuditState as State;
+
+/// How long a result holds while no other pass succeeds.
+const HOLDS: Duration = Duration::from_secs(600);
+/// How many findings of a kind are shown.
+const FINDINGS: usize = 3;
+/// The maximum size of each text, in bytes.
+const MAX_TEXT: usize = 300;
+
+/// The result of the last complete pass, and what has happened since.
+#[derive(Debug, Default)]
+pub(crate) struct Status {
+    state: State,
+    since: Option<Timestamp>,
+    problem: String,
+    passed: Option<Passed>,
+    /// When records were deleted before they were read, and what is known about it: it stays unknown what has become of them.
+    cut: Option<(Timestamp, String)>,
+    progress: (u64, u64),
+}
+
+#[derive(Debug)]
+struct Passed {
+    at: Timestamp,
+    checked_from: Option<Timestamp>,
+    report: Report,
+}
+
+impl Status {
+    /// A pass has read this number of offsets of a total.
+    pub(crate) fn progress(&mut self, read: u64, total: u64) {
+        self.progress = (read, total);
+    }
+
+    /// Adds the result of a pass that began at this time, and checks records since another one.
+    pub(crate) fn add(
+        &mut self,
+        at: Timestamp,
+        checked_from: Option<Timestamp>,
+        result: Result<Report, Fault>,
+    ) {
+        match result {
+            Ok(report) => {
+                self.problem.clear();
+                match self.cut.clone() {
+                    _ if !report.is_clean() => self.enter(State::NotClean, at),
+                    Some((cut_at, problem)) => {
+                        self.problem = problem;
+                        self.enter(State::Unknown, cut_at);
+                    }
+                    None => self.enter(State::Clean, at),
+                }
+                self.passed = Some(Passed {
+                    at,
+                    checked_from,
+                    report,
+                });
+            }
+            Err(Fault::Unfinished | Fault::Stopped) => {}
+            Err(Fault::Changed) => {
+                self.passed = None;
+                self.enter(State::Reading, at);
+            }
+            Err(fault @ Fault::Read { .. }) => {
+                self.problem = bounded_text(&error_chain(&fault), MAX_TEXT);
+                let passed = self.passed.as_ref();
+                if passed.is_none_or(|passed| at.since(passed.at) > HOLDS) {
+                    self.enter(State::Unknown, passed.map_or(at, |passed| passed.at));
+                }
+            }
+            Err(fault) => {
+                self.problem = bounded_text(&error_chain(&fault), MAX_TEXT);
+                self.passed = None;
+                self.enter(State::Unknown, at);
+                if let Fault::Cut(_) = fault {
+                    self.cut.get_or_insert((at, self.problem.clone()));
+                }
+            }
+        }
+    }
+
+    fn enter(&mut self, state: State, at: Timestamp) {
+        if self.state != state {
+            (self.state, self.since) = (state, Some(at));
+        }
+    }
+
+    /// For overviews.
+    pub(crate) fn message(&self) -> v1::PipelineAudit {
+        let state = match self.state {
+            State::Unspecified => State::Reading,
+            state => state,
+        };
+        let (read, total) = match state {
+            State::Reading => self.progress,
+            _ => (0, 0),
+        };
+        let mut message = v1::PipelineAudit {
+            state: state.into(),
+            problem: self.problem.clone(),
+            read,
+            total,
+            ..v1::PipelineAudit::default()
+        };
+        if let State::NotClean | State::Unknown = state {
+            message.since = self.since.map(to_timestamp);
+        }
+        if let Some(Passed {
+            at,
+            checked_from,
+            report,
+        }) = &self.passed
+        {
+            message.as_of = Some(to_timestamp(*at));
+            message.checked_from = checked_from.and_then(time_of_record);
+            message.source = report.source;
+            message.output = report.output;
+            message.dead = report.dead;
+            message.waiting = report.waiting.total();
+            message.uncounted = report.uncounted;
+            let defects = report.defects().into_iter();
+            let defects = defects.filter(|(_, findings)| !findings.is_empty());
+            message.defects = defects.map(|(kind, findings)| defect(kind, findings)).collect();
+        }
+        message
+    }
+}
+
+fn defect(kind: &str, findings: &Findings) -> v1::PipelineDefect {
+    let first = findings.sample.iter().take(FINDINGS);
+    v1::PipelineDefect {
+        kind: kind.to_owned(),
+        count: findings.count,
+        first: first
+            .map(|finding| bounded_text(&finding.to_string(), MAX_TEXT))
+            .collect(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use redeliver_audit::Finding;
+    use redeliver_kafka::reader::ReadError;
+
+    use super::*;
+
+    fn at(seconds: i64) -> Timestamp {
+        Timestamp::from_millis(1_000 * seconds)
+    }
+
+    fn lost(count: u64) -> Report {
+        let finding = Finding {
+            origin: "docs/0/1".to_owned(),
+            at: None,
+            reason: "gone".to_owned(),
+        };
+        Report {
+            source: 5,
+            output: 3,
+            lost: Findings {
+                count,
+                sample: vec![finding; usize::try_from(count).unwrap()],
+            },
+            ..Report::default()
+        }
+    }
+
+    fn unreadable() -> Fault {
+        Fault::Read {
+            step: "read the source",
+            source: Arc::new(ReadError::Missing("docs".to_owned())),
+        }
+    }
+
+    /// The state and since when.
+    fn known(status: &Status) -> (State, Option<i64>) {
+        let message = status.message();
+        (message.state(), message.since.map(|since| since.seconds))
+    }
+
+    #[test]
+    fn pipeline_is_read_at_first() {
+        let mut status = Status::default();
+        status.progress(3, 7);
+        let message = status.message();
+        assert_eq!(
+            (message.state(), message.read, message.total),
+            (State::Reading, 3, 7)
+        );
+        assert_eq!(message.as_of, None);
+    }
+
+    #[test]
+    fn defects_are_known_since_first() {
+        let mut status = Status::default();
+        status.add(at(1), Some(at(0)), Ok(lost(0)));
+        assert_eq!(known(&status), (State::Clean, None));
+        for (time, count) in [(2, 1), (3, 5)] {
+            status.add(at(time), Some(at(0)), Ok(lost(count)));
+            assert_eq!(known(&status), (State::NotClean, Some(2)));
+        }
+        let message = status.message();
+        let defect = &message.defects[0];
+        assert_eq!((&*defect.kind, defect.count, defect.first.len()), ("lost", 5, 3));
+        assert_eq!(defect.first[0], "docs/0/1: gone");
+        assert_eq!((message.source, message.output), (5, 3));
+        assert_eq!(message.as_of, Some(to_timestamp(at(3))));
+        assert_eq!(message.checked_from, Some(to_timestamp(at(0))));
+        status.add(at(4), None, Ok(lost(0)));
+        assert_eq!(known(&status), (State::Clean, None));
+    }
+
+    #[test]
+    fn result_holds_for_a_while() {
+        let mut status = Status::default();
+        status.add(at(1), None, Err(unreadable()));
+        assert_eq!(known(&status), (State::Unknown, Some(1)));
+        status.add(at(2), None, Ok(lost(0)));
+        status.add(at(602), None, Err(unreadable()));
+        assert_eq!(known(&status), (State::Clean, None));
+        assert_eq!(
+            status.message().problem,
+            "cannot read the source: topic `docs` does not exist"
+        );
+        status.add(at(603), None, Err(unreadable()));
+        assert_eq!(known(&status), (State::Unknown, Some(2)));
+        status.add(at(604), None, Ok(lost(0)));
+        assert_eq!(known(&status), (State::Clean, None));
+        assert_eq!(status.message().problem, "");
+    }
+
+    #[test]
+    fn deleted_records_stay_unknown() {
+        let mut status = Status::default();
+        status.add(at(1), None, Ok(lost(0)));
+        status.add(at(2), None, Err(Fault::Cut("docs".into())));
+        status.add(at(3), None, Ok(lost(0)));
+        assert_eq!(known(&status), (State::Unknown, Some(2)));
+        assert!(status.message().problem.contains("retention has removed"));
+        status.add(at(4), None, Ok(lost(1)));
+        assert_eq!(known(&status), (State::NotClean, Some(4)));
+        status.add(at(5), None, Ok(lost(0)));
+        assert_eq!(known(&status), (State::Unknown, Some(2)));
+    }
+
+    #[test]
+    fn audit_begins_again() {
+        let mut status = Status::default();
+        status.add(at(1), None, Ok(lost(1)));
+        status.add(at(2), None, Err(Fault::Changed));
+        assert_eq!(known(&status), (State::Reading, None));
+        assert!(status.message().defects.is_empty());
+        status.add(at(3), None, Err(Fault::Full(7)));
+        assert_eq!(known(&status), (State::Unknown, Some(3)));
+    }
+}
