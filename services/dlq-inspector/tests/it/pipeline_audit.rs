@@ -73,7 +73,7 @@ impl Plant {
             };
             let overview = client.get_overview(request).await.unwrap().into_inner();
             let audit = overview.pipelines[0].audit.clone().unwrap();
-            if holds(&audit) { Ok(overview) } else { Err(audit) }
+            if holds(&audit) { Ok(overview) } else { Err(format!("{audit:?}")) }
         })
         .await
     }
