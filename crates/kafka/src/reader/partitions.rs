@@ -81,6 +81,7 @@ pub(crate) struct Partition {
     /// `None` if it is not read now.
     pub(crate) until: Option<Until>,
     queue: Option<PartitionQueue<EndContext>>,
+    is_paused: bool,
 }
 
 /// What happened in a poll.
@@ -121,6 +122,7 @@ impl Partition {
             next,
             until: None,
             queue: None,
+            is_paused: false,
         }
     }
 
@@ -189,6 +191,7 @@ impl Partition {
                 let mut read = TopicPartitionList::new();
                 read.add_partition(&self.topic, self.number);
                 consumer.pause(&read).map_err(kafka("pausing"))?;
+                self.is_paused = true;
             }
         }
         Ok(())
@@ -245,9 +248,15 @@ impl Reader {
 
     /// Reads no partition any more.
     pub(crate) fn close(&mut self) -> Result<(), ReadError> {
+        let mut paused = TopicPartitionList::new();
         for partition in &mut self.partitions {
             (partition.until, partition.queue) = (None, None);
+            if std::mem::take(&mut partition.is_paused) {
+                paused.add_partition(&partition.topic, partition.number);
+            }
         }
+        // Otherwise, the client would still not fetch them after the next assignment.
+        self.consumer.resume(&paused).map_err(kafka("resuming"))?;
         self.consumer.unassign().map_err(kafka("unassigning"))
     }
 

@@ -2,6 +2,7 @@
 
 use std::ops::ControlFlow;
 use std::sync::Arc;
+use std::time::Duration;
 
 use rdkafka::producer::{BaseRecord, DefaultProducerContext, Producer as _, ThreadedProducer};
 use redeliver_core::Timestamp;
@@ -50,4 +51,24 @@ async fn stable_reader_waits_for_no_transaction() {
             .unwrap()
     };
     assert_eq!((at(-1), at(0), at(i64::MAX / 2)), (Some(0), Some(0), None));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn partition_is_read_in_parts() {
+    let env = CopyEnv::with_one_partition("parts").await;
+    env.fill(0..100).await;
+    let topic: Arc<str> = env.from.as_str().into();
+    let mut reader = TopicReader::new(&env.settings, std::slice::from_ref(&topic)).unwrap();
+    // Less than the time after which a reader without records begins again with another client.
+    let timeout = Duration::from_secs(7);
+    for end in 1..=20 {
+        let mut last = None;
+        let ends = [((topic.clone(), 0), end)].into();
+        reader.seek(&topic, 0, end - 1);
+        let read = reader.read_up_to(&ends, timeout, || true, |record| {
+            last = last.max(Some(record.position.offset));
+        });
+        read.unwrap();
+        assert!(last >= Some(end - 1), "{last:?} {end}");
+    }
 }
