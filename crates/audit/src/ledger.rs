@@ -28,6 +28,9 @@ use crate::table::{Compare, Key, Life, Mark, Place, Role, Table};
 #[derive(Clone, Copy, Debug)]
 pub struct Scheduled(Key);
 
+/// Copies in a partition, by offset.
+type Copies = BTreeMap<i64, (Key, Role)>;
+
 /// The part of a partition of the source that was read.
 #[derive(Clone, Copy, Debug)]
 struct SourceRange {
@@ -62,7 +65,7 @@ pub struct Ledger {
     /// Lives that have ended since.
     later_ends: Vec<Key>,
     /// The copies that their groups had not processed when the committed offsets were read last, by topic and partition.
-    unread: BTreeMap<(Arc<str>, i32), BTreeMap<i64, (Key, Role)>>,
+    unread: BTreeMap<(Arc<str>, i32), Copies>,
     /// Lives whose jobs have not ended.
     scheduled: Vec<Key>,
     settled: Settled,
@@ -159,7 +162,7 @@ impl Ledger {
     /// How many records and copies are kept.
     #[must_use]
     pub fn size(&self) -> usize {
-        self.table.len() + self.unread.values().map(BTreeMap::len).sum::<usize>()
+        self.table.len() + self.unread.values().map(Copies::len).sum::<usize>()
     }
 
     /// Forgets records that have ended as they should, and keeps their number. `is_complete`: everything was read that was written before the committed

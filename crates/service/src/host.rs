@@ -485,7 +485,13 @@ impl Host {
             let watch = IdleWatch {
                 kafka: self.kafka.clone(),
                 clock: self.clock.clone(),
-                queues: idle::queues_of(&self.config, &self.existing_topics, &worked, within.is_some(), &self.kafka),
+                queues: idle::queues_of(
+                    &self.config,
+                    &self.existing_topics,
+                    &worked,
+                    within.is_some(),
+                    &self.kafka,
+                ),
                 worked,
                 within: within.unwrap_or_default(),
                 shutdown: self.tasks.shutdown().clone(),

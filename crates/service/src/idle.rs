@@ -186,7 +186,9 @@ fn queues(
         tier: Some((pipeline.name.clone(), tier)),
         is_leftover: false,
     });
-    let own = leftovers.iter().filter(|leftover| leftover.pipeline == pipeline.name);
+    let own = leftovers
+        .iter()
+        .filter(|leftover| leftover.pipeline == pipeline.name);
     let leftovers = own.filter_map(|leftover| {
         let tier = leftover.tier.filter(|tier| concerns(*tier, true))?;
         Some(Queue {
@@ -342,7 +344,11 @@ fn read(
         .collect();
     let now = clock.now();
     let due_time = |record: Record| {
-        let Position { topic, partition, offset } = &record.position;
+        let Position {
+            topic,
+            partition,
+            offset,
+        } = &record.position;
         // One of a topic that was created again can be taken for a released one. Then the process ends when the record is due.
         let release = releases.get(topic);
         if release.is_some_and(|release| *offset < release.before(Some(release.topic), *partition)) {
@@ -374,7 +380,9 @@ mod tests {
         Queue {
             topic: topic.into(),
             group: "g".to_owned(),
-            tier: topic.contains("tier").then(|| ("docs".into(), HumanDuration::from_secs(30))),
+            tier: topic
+                .contains("tier")
+                .then(|| ("docs".into(), HumanDuration::from_secs(30))),
             is_leftover: false,
         }
     }

@@ -87,7 +87,9 @@ impl<T> AttemptQueue<T> {
 
     /// The record whose attempt is next.
     pub(crate) fn pop(&mut self, order: Order) -> Option<T> {
-        if order.forgotten_first && let Some(record) = self.forgotten.pop_front() {
+        if order.forgotten_first
+            && let Some(record) = self.forgotten.pop_front()
+        {
             return Some(record);
         }
         let is_turn = order.retries_first || self.new_in_a_row + 1 >= RETRY_EVERY;

@@ -102,7 +102,7 @@ use crate::metrics::Metrics;
 use crate::overview::surveyor::{Sources, Surveyor as OverviewSurveyor};
 use crate::overview::task::Overviews;
 use crate::pattern::Patterns;
-use crate::pipeline_audit::{Audits, AuditStatuses};
+use crate::pipeline_audit::{AuditStatuses, Audits};
 use crate::redrive::returns::Returns;
 use crate::schema_registry::SchemaRegistry;
 use crate::shared::SharedState;

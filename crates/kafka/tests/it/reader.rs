@@ -65,9 +65,14 @@ async fn partition_is_read_in_parts() {
         let mut last = None;
         let ends = [((topic.clone(), 0), end)].into();
         reader.seek(&topic, 0, end - 1);
-        let read = reader.read_up_to(&ends, timeout, || true, |record| {
-            last = last.max(Some(record.position.offset));
-        });
+        let read = reader.read_up_to(
+            &ends,
+            timeout,
+            || true,
+            |record| {
+                last = last.max(Some(record.position.offset));
+            },
+        );
         read.unwrap();
         assert!(last >= Some(end - 1), "{last:?} {end}");
     }

@@ -77,7 +77,7 @@ fn sum(audit: &PipelineAudit) -> String {
     let parts: Vec<String> = parts
         .map(|(count, place)| format!("{} {place}", html::number(count)))
         .collect();
-    let from = html::when(audit.checked_from).and_then(|from| from.to_rfc3339());
+    let from = html::when(audit.checked_from).and_then(redeliver_client::Timestamp::to_rfc3339);
     let from = from.map_or_else(String::new, |from| format!(" since {from}"));
     let parts = if parts.is_empty() {
         "none yet".to_owned()

@@ -73,7 +73,11 @@ impl Plant {
             };
             let overview = client.get_overview(request).await.unwrap().into_inner();
             let audit = overview.pipelines[0].audit.clone().unwrap();
-            if holds(&audit) { Ok(overview) } else { Err(format!("{audit:?}")) }
+            if holds(&audit) {
+                Ok(overview)
+            } else {
+                Err(format!("{audit:?}"))
+            }
         })
         .await
     }

@@ -125,16 +125,23 @@ fn programs_work_with_rendered_permissions_only() {
     let denied: Vec<&String> = after.difference(&before).collect();
     assert!(denied.is_empty(), "{denied:#?}");
 
-    // A one-shot run also needs to see the tiers. It does not take what it cannot see for empty.
-    let one_shot = || {
-        let user = as_user("enricher");
-        pipe.spawn("enricher", "enricher-1", &["--until-idle", "--set", &user])
+    // A one-shot run that waits for retries also needs to see the tiers. It does not take what it cannot see for empty.
+    let one_shot = |name: &str, until_idle: &str| {
+        let user = as_user(name);
+        pipe.spawn(name, &format!("{name}-1"), &[until_idle, "--set", &user])
     };
-    let mut blind = one_shot();
+    for name in ["enricher", "retry-tier"] {
+        let mut process = one_shot(name, "--until-idle");
+        assert_eq!(process.wait(DEADLINE).code(), Some(0), "{}", process.output());
+    }
+    let mut blind = one_shot("enricher", "--until-idle=0s");
     blind.wait_for_output("cannot check for remaining work", DEADLINE);
     blind.shut_down();
     grant("enricher", "enricher,retry-tier");
-    assert_eq!(one_shot().wait(DEADLINE).code(), Some(0));
+    assert_eq!(
+        one_shot("enricher", "--until-idle=0s").wait(DEADLINE).code(),
+        Some(0)
+    );
 
     // A program cannot use the transactional ids of another one, and so cannot fence it.
     let _stranger = start("enricher", "retry-tier");

@@ -38,7 +38,15 @@ fn waiting_and_due(pipe: &Pipe, at: Timestamp) -> usize {
         let headers = ReservedHeaders::read(&record).unwrap();
         headers.process_after(at, MAX_WAIT).unwrap() <= at
     };
-    let heads = heads(&pipe.kafka, &[(group, topic.clone())], Mode::Heads, i64::MAX, DEADLINE, is_due).unwrap();
+    let heads = heads(
+        &pipe.kafka,
+        &[(group, topic.clone())],
+        Mode::Heads,
+        i64::MAX,
+        DEADLINE,
+        is_due,
+    )
+    .unwrap();
     heads[&topic].first.iter().filter(|is_due| **is_due).count()
 }
 
@@ -144,7 +152,11 @@ fn periodic_runs_need_no_service() {
         let began = SystemClock.now();
         let mut tier = pipe.spawn("retry-tier", "tier", &["--until-idle"]);
         until_ended(&mut tier);
-        assert_eq!(waiting_and_due(&pipe, began), 0, "the tier has released what was due");
+        assert_eq!(
+            waiting_and_due(&pipe, began),
+            0,
+            "the tier has released what was due"
+        );
         let mut enricher = pipe.spawn("enricher", "worker", &["--until-idle"]);
         until_ended(&mut enricher);
         runs += 1;

@@ -153,7 +153,14 @@ fn operators_finish_twenty_tasks() {
             }
         },
         &[
-            &["dlq", "group", "mute", &second, "--reason", "until the bank answers"],
+            &[
+                "dlq",
+                "group",
+                "mute",
+                &second,
+                "--reason",
+                "until the bank answers",
+            ],
             &["dlq", "group", "note", &second, "ask Ana first"],
         ],
     );
