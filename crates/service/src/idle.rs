@@ -1,6 +1,6 @@
 //! The one-shot mode of workers and retry tiers, `--until-idle`: the process ends when nothing is left to do.
 //!
-//! [`left`] decides, without IO, from what Kafka tells about the pipelines: the source, the due topic and the tiers, for the
+//! `left` decides, without IO, from what Kafka tells about the pipelines: the source, the due topic and the tiers, for the
 //! whole consumer groups and not only for this process. So several processes of a group end together, and a record that
 //! another one has in hand is not done. A worker looks at the tiers only if it has to wait for retries, because without a process that serves
 //! them it would not end.
