@@ -37,7 +37,7 @@ pub struct ServiceArgs {
 /// The flag of workers and retry tiers. Use with `#[command(flatten)]`, and pass its value on in [`Start::until_idle`].
 #[derive(Clone, Copy, Debug, Default, clap::Args)]
 pub struct UntilIdleArgs {
-    /// Exit with status 0 when no record is left to process or, with DURATION such as 5m, due within it
+    /// Exit with status 0 when nothing is left to do now or, with DURATION such as 5m, within it
     #[arg(long, value_name = "DURATION", num_args = 0..=1, require_equals = true)]
     pub until_idle: Option<Option<HumanDuration>>,
 }

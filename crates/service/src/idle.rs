@@ -268,19 +268,28 @@ impl IdleWatch {
         }
     }
 
-    fn releases(&self) -> Releases {
+    /// The topics that are looked at, without those of paused tiers, and what was released of them.
+    fn unpaused(&self) -> (Vec<Queue>, Releases) {
         let controls = self.worked.iter().find_map(|worked| match &worked.work {
             Work::Tiers { control, .. } => Some(control.snapshot()),
             Work::Attempts(_) => None,
         });
-        let Some(controls) = controls else {
-            return Releases::new();
-        };
-        let released = self.queues.iter().filter_map(|queue| {
+        let state_of = |queue: &Queue| {
             let (pipeline, tier) = queue.tier.as_ref()?;
-            Some((queue.topic.clone(), controls.tier(pipeline, *tier).release?))
-        });
-        released.collect()
+            Some(controls.as_ref()?.tier(pipeline, *tier))
+        };
+        let is_paused = |queue: &Queue| state_of(queue).is_some_and(|state| state.is_paused);
+        let queues: Vec<Queue> = self
+            .queues
+            .iter()
+            .filter(|queue| !is_paused(queue))
+            .cloned()
+            .collect();
+        let released = queues
+            .iter()
+            .filter_map(|queue| Some((queue.topic.clone(), state_of(queue)?.release?)));
+        let released = released.collect();
+        (queues, released)
     }
 
     /// What is left to do.
@@ -289,8 +298,11 @@ impl IdleWatch {
         if let Some(worked) = open {
             return Ok(Some(Left::OpenBreaker(worked.pipeline.name.clone())));
         }
-        let (kafka, clock, queues) = (self.kafka.clone(), self.clock.clone(), self.queues.clone());
-        let (within, releases) = (self.within.duration(), self.releases());
+        let (queues, releases) = self.unpaused();
+        if queues.is_empty() {
+            return Ok(None);
+        }
+        let (kafka, clock, within) = (self.kafka.clone(), self.clock.clone(), self.within.duration());
         let looking = tokio::task::spawn_blocking(move || look(&kafka, &*clock, &queues, &releases, within));
         match looking.await {
             Ok(looked) => looked,

@@ -45,6 +45,9 @@ impl RecordWriter {
     /// # Errors
     /// When the topic does not exist, or there is no acknowledgement within 10 seconds.
     pub(crate) async fn write(&self, records: &[Output]) -> Result<(), NotWritten> {
+        if records.is_empty() {
+            return Ok(());
+        }
         let writing = async {
             self.check_topic().await.map_err(|error| error_chain(&error))?;
             let written = try_join_all(records.iter().map(|record| self.producer.send(record))).await;

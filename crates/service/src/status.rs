@@ -14,13 +14,9 @@ use redeliver_core::{Record, Timestamp};
 use redeliver_proto::Message as _;
 use redeliver_proto::convert::time;
 use redeliver_proto::v1::{BreakerState, BreakerStatus};
-use redeliver_runtime::Config;
 use redeliver_store::{Document, State, Table};
 
 pub use board::{BreakerNotes, StatusBoard};
-
-/// The name of the topic, after `kafka.id_prefix`.
-pub const TOPIC: &str = "redeliver.status";
 
 /// The time between two writes of a status that does not change.
 const HEARTBEAT: Duration = Duration::from_secs(30);
@@ -34,12 +30,6 @@ const MAX_STATUSES: usize = 10_000;
 
 /// The states of breakers, the worst one last.
 const SEVERITY: [BreakerState; 3] = [BreakerState::Closed, BreakerState::HalfOpen, BreakerState::Open];
-
-/// The status topic of an installation.
-#[must_use]
-pub fn topic(config: &Config) -> String {
-    config.kafka.id(TOPIC)
-}
 
 /// A value of the topic.
 #[derive(Clone, Debug, PartialEq)]

@@ -2,12 +2,12 @@
 //!
 //! New records go first: most of them succeed, and those that fail again and again must not slow them down. But a backlog of new records must not stop
 //! retries, which have already waited until their due time. So after three new records in a row, one retry goes first. While the circuit breaker is
-//! near opening, all of them do: an endpoint that refuses new records can answer retries.
+//! near opening, it is the other way round: an endpoint that refuses new records can answer retries.
 
 use std::collections::VecDeque;
 
-/// While both wait, one of this many attempts is a retry.
-const RETRY_EVERY: usize = 4;
+/// While retries and new records wait, one of this many attempts is of those that are not first.
+const OTHER_EVERY: usize = 4;
 
 /// Which records are next, if there are any.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -24,7 +24,8 @@ pub(crate) struct AttemptQueue<T> {
     new: VecDeque<T>,
     /// The one whose attempt is the longest ago is first.
     forgotten: VecDeque<T>,
-    new_in_a_row: usize,
+    /// Whether the last attempts were retries, and how many there were in a row.
+    in_a_row: (bool, usize),
 }
 
 impl<T> Default for AttemptQueue<T> {
@@ -33,7 +34,7 @@ impl<T> Default for AttemptQueue<T> {
             retries: VecDeque::new(),
             new: VecDeque::new(),
             forgotten: VecDeque::new(),
-            new_in_a_row: 0,
+            in_a_row: (false, 0),
         }
     }
 }
@@ -92,15 +93,24 @@ impl<T> AttemptQueue<T> {
         {
             return Some(record);
         }
-        let is_turn = order.retries_first || self.new_in_a_row + 1 >= RETRY_EVERY;
-        let is_turn_of_retry = is_turn && !self.retries.is_empty();
-        if !is_turn_of_retry && let Some(record) = self.new.pop_front() {
-            self.new_in_a_row += 1;
-            return Some(record);
-        }
-        self.new_in_a_row = 0;
-        let next = self.retries.pop_front();
-        next.or_else(|| self.forgotten.pop_front())
+        let (was_retry, in_a_row) = self.in_a_row;
+        let is_turn_of_other = was_retry == order.retries_first && in_a_row + 1 >= OTHER_EVERY;
+        let wants_retry = order.retries_first != is_turn_of_other;
+        let is_retry = if wants_retry {
+            !self.retries.is_empty()
+        } else {
+            self.new.is_empty()
+        };
+        let queue = if is_retry {
+            &mut self.retries
+        } else {
+            &mut self.new
+        };
+        let Some(next) = queue.pop_front() else {
+            return self.forgotten.pop_front();
+        };
+        self.in_a_row = (is_retry, if is_retry == was_retry { in_a_row + 1 } else { 1 });
+        Some(next)
     }
 
     /// Removes all records for which `is_removed` returns true, in their order.
@@ -161,14 +171,14 @@ mod tests {
     }
 
     #[test]
-    fn retries_can_be_first() {
+    fn every_fourth_attempt_is_new() {
         let order = Order {
             retries_first: true,
             ..NEW
         };
-        let mut queue = queue(2, 2);
-        let popped: Vec<_> = std::iter::from_fn(|| queue.pop(order)).collect();
-        assert_eq!(popped, [("retry", 0), ("retry", 1), ("new", 0), ("new", 1)]);
+        let mut queue = queue(4, 3);
+        let kinds: Vec<_> = std::iter::from_fn(|| queue.pop(order).map(|(kind, _)| kind)).collect();
+        assert_eq!(kinds, ["retry", "retry", "retry", "new", "retry", "new", "new"]);
     }
 
     #[test]

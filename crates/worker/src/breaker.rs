@@ -5,7 +5,7 @@
 //! [`FailureScope::Unknown`] or a request for a delay. An *outage* is a time in which no call that starts is answered.
 //!
 //! - **Closed**: attempts start freely, every other one that of a record whose attempt was forgotten, if there is one. While nearly as many
-//!   calls fail as open it, retries go before new records. The breaker opens if more than a share of the calls of a time failed, or, with too few calls, if the last ones failed, see
+//!   calls fail as open it, retries go before new records, if the last one was answered. The breaker opens if more than a share of the calls of a time failed, or, with too few calls, if the last ones failed, see
 //!   [`BreakerSettings`]. Failures often come faster than answers, so a call that started less than a second ago counts as
 //!   one that is answered.
 //! - **Open**: one probe at a time, after 1, 2, 4 s, in turn of a record whose attempt was forgotten and of another one. The first answer
@@ -251,6 +251,8 @@ enum State {
 #[derive(Debug)]
 struct Closed {
     window: CallWindow,
+    /// Whether the last retry was answered.
+    retry_answered: bool,
     /// Failures since the last answer.
     run: Option<Run>,
 }
@@ -302,18 +304,19 @@ impl Closed {
         let length = settings.rate.map_or(Duration::ZERO, |rate| rate.window);
         Self {
             window: CallWindow::new(length),
+            retry_answered: true,
             run: None,
         }
     }
 
-    /// Whether nearly as many calls failed as open the breaker. Those in progress do not count: most of them would start before it shows.
-    fn is_near_opening(&self, rate: FailureRate) -> bool {
+    /// Whether nearly as many calls failed as open the breaker, and retries are answered. Calls in progress do not count: most of them would start
+    /// before it shows.
+    fn prefers_retries(&self, rate: FailureRate, now: Instant) -> bool {
         let near = FailureRate {
             share: NEAR * rate.share,
-            calls: 1,
             ..rate
         };
-        self.window.exceeds(near, 0) == Some(true)
+        self.retry_answered && self.window.exceeds(near, 0, now) == Some(true)
     }
 
     /// Takes note of an answer. `failed` counts all failures. Returns the failures that an outage explains, see [`View::outage`].
@@ -354,7 +357,7 @@ impl Closed {
         if is_outage {
             run.enough_after.get_or_insert(failure.after);
         }
-        self.window.exceeds(rate, young).unwrap_or(is_outage)
+        self.window.exceeds(rate, young, now).unwrap_or(is_outage)
     }
 }
 
@@ -443,7 +446,7 @@ impl Breaker {
         match &self.state {
             State::Closed(closed) => {
                 let rate = self.settings.rate;
-                order.retries_first = rate.is_some_and(|rate| closed.is_near_opening(rate));
+                order.retries_first = rate.is_some_and(|rate| closed.prefers_retries(rate, now));
             }
             State::Open(open) => {
                 let is_offered = if is_turn_of_forgotten {
@@ -478,7 +481,7 @@ impl Breaker {
     pub(crate) fn ended(
         &mut self,
         admitted: Admitted,
-        record: RecordId,
+        (record, is_retry): (RecordId, bool),
         evidence: Evidence,
         now: Instant,
         random: f64,
@@ -498,6 +501,9 @@ impl Breaker {
         }
         if evidence == Evidence::Answered {
             self.view.answered = self.view.answered.max(admitted.number);
+        }
+        if is_retry && let State::Closed(closed) = &mut self.state {
+            closed.retry_answered = evidence == Evidence::Answered;
         }
         self.failed += u64::from(is_failure);
         let held = Provisional {

@@ -225,7 +225,7 @@ impl<H: Handler> Driver<H> {
             Ok(Ended::Called(called, permit)) => {
                 let Called { queued, outcome, .. } = &called.record;
                 work.end_attempt(queued);
-                match permit.ended(&queued.arrival.origin, outcome) {
+                match permit.ended(&queued.arrival.origin, queued.is_retry, outcome) {
                     // The lane drops it. It must not wait here for others.
                     _ if !queued.is_assigned() => work.return_unprocessed(called.map(|called| called.queued)),
                     Verdict::Own => self.conclude(called, work),

@@ -3,8 +3,8 @@
 //! A page asks the service with the token of its own request and keeps nothing, so it shows what applies now: after a renewal, a sign-out, or a change of
 //! the scopes. The service decides about each change in any case.
 
+use redeliver_client::ClientError;
 use redeliver_client::messages::GetAccessResponse;
-use redeliver_client::{ClientError, Code};
 use redeliver_runtime::config::{Area, Scope, Verb};
 
 use crate::page::Button;
@@ -27,8 +27,7 @@ impl Access {
                     .filter_map(|scope| scope.parse().ok())
                     .collect(),
             ),
-            Err(error) if error.code() == Some(Code::Unauthenticated) => Some(Vec::new()),
-            // An older service does not tell it.
+            // An older service does not tell it. With a token that is refused, the page says so.
             Err(_) => None,
         })
     }

@@ -208,6 +208,12 @@ impl Viewer {
         self.require_verb(Verb::Edit, topic)
     }
 
+    /// Whether the caller sees what others have changed in dead letters of this topic.
+    pub(crate) fn sees_edits(&self, topic: &str) -> bool {
+        let may = |verb| self.identity.may(Area::DeadLetters, verb, Some(topic));
+        self.sees_payloads(topic) && may(Verb::Edit) && (self.mask(topic).is_empty() || may(Verb::Unmasked))
+    }
+
     /// Whether the caller sees the dead letters of all topics.
     pub(crate) fn sees_all(&self) -> bool {
         self.identity.may(Area::DeadLetters, Verb::Read, None)

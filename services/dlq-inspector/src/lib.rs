@@ -79,7 +79,6 @@ use redeliver_service::control::Controls;
 use redeliver_service::host::api_tls;
 use redeliver_service::identity::Authenticator;
 use redeliver_service::limit_metrics::LimitMetrics;
-use redeliver_service::status;
 use redeliver_service::topics::{of_audit, of_control, topic_settings, warn_about};
 use redeliver_store::Writer;
 use tokio_util::sync::CancellationToken;
@@ -311,7 +310,7 @@ pub fn mount(host: &mut Host, config: DlqInspectorConfig, listener: Listener) ->
         group_states: states.clone(),
         jobs: jobs.clone(),
         control: overview_control,
-        statuses: host.follow_aside(&status::topic(&host.config))?,
+        statuses: host.follow_aside(&host.config.status_topic())?,
         pipeline_audits,
         clock: host.clock.clone(),
     });

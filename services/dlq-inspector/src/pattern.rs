@@ -1,8 +1,7 @@
 //! The patterns that select dead-letter topics.
 
 use redeliver_core::pattern::matches;
-use redeliver_runtime::config::{AUDIT_TOPIC, CONTROL_TOPIC};
-use redeliver_service::status;
+use redeliver_runtime::config::{AUDIT_TOPIC, CONTROL_TOPIC, STATUS_TOPIC};
 
 use crate::{group_states, ledger};
 
@@ -14,7 +13,7 @@ pub struct Patterns {
 }
 
 /// How the names of the audit, control and status topics of all installations end, unless they are configured otherwise.
-const OF_INSTALLATIONS: [&str; 3] = [AUDIT_TOPIC, CONTROL_TOPIC, status::TOPIC];
+const OF_INSTALLATIONS: [&str; 3] = [AUDIT_TOPIC, CONTROL_TOPIC, STATUS_TOPIC];
 
 impl Patterns {
     /// Creates the patterns from `dlq_inspector.topics`.

@@ -76,6 +76,14 @@ mod tests {
                 "audit: { topic: redeliver.control }",
                 "audit.topic: `redeliver.control` is also the control topic",
             ),
+            (
+                "audit: { topic: redeliver.status }",
+                "audit.topic: `redeliver.status` is also the status topic",
+            ),
+            (
+                "pipelines: { docs: { source: redeliver.status, output: done } }",
+                "kafka.id_prefix: `redeliver.status` is also the source of the pipeline `docs`",
+            ),
         ] {
             let error = Config::from_yaml(text).unwrap_err().to_string();
             assert!(error.contains(problem), "{error}");

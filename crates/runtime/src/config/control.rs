@@ -7,6 +7,8 @@ use super::{Config, KafkaConfig};
 
 /// The name of the topic, after `kafka.id_prefix`.
 pub const CONTROL_TOPIC: &str = "redeliver.control";
+/// The status topic, after `kafka.id_prefix`.
+pub const STATUS_TOPIC: &str = "redeliver.status";
 
 /// `control`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -36,6 +38,12 @@ impl Config {
     #[must_use]
     pub fn control_topic(&self) -> String {
         self.control.topic(&self.kafka)
+    }
+
+    /// The status topic, in which workers tell the states of their circuit breakers.
+    #[must_use]
+    pub fn status_topic(&self) -> String {
+        self.kafka.id(STATUS_TOPIC)
     }
 }
 

@@ -16,13 +16,22 @@ pub(super) fn check(config: &Config, findings: &mut Findings<'_>) {
             check_pipelines(config, pipelines, &mut taken, findings);
         });
     }
-    let (control, audit) = (config.control_topic(), config.audit_topic());
-    findings.inside("control", |at| {
-        check_own(config, &control, None, &taken, at);
-    });
-    findings.inside("audit", |at| {
-        check_own(config, &audit, Some(control.as_str()), &taken, at);
-    });
+    let (control, audit, status) = (
+        config.control_topic(),
+        config.audit_topic(),
+        config.status_topic(),
+    );
+    let mut others = Vec::new();
+    for (section, field, topic, name) in [
+        ("kafka", "id_prefix", &status, "the status topic"),
+        ("control", "topic", &control, "the control topic"),
+        ("audit", "topic", &audit, "the audit topic"),
+    ] {
+        findings.inside(section, |at| {
+            check_own(config, (field, topic), &others, &taken, at);
+        });
+        others.push((name, topic));
+    }
     findings.inside("scheduler", |at| {
         at.inside("topics", |at| check_job_topics(config, &taken, at));
         at.inside("apps", |at| check_apps(config, &taken, at));
@@ -71,18 +80,18 @@ fn check_pipelines<'c>(
     }
 }
 
-/// The control topic and the audit topic have no other role. `control`: the control topic, if this is the
-/// other one.
+/// The status topic, the control topic and the audit topic have no other role. `others`: those of them that were checked before, with their descriptions.
 fn check_own(
     config: &Config,
-    topic: &str,
-    control: Option<&str>,
+    (field, topic): (&str, &str),
+    others: &[(&str, &String)],
     taken: &BTreeMap<String, TopicUse<'_>>,
     findings: &mut Findings<'_>,
 ) {
-    let is_control = control
-        .is_some_and(|control| control == topic)
-        .then(|| "the control topic".to_owned());
+    let mut others = others.iter();
+    let is_other = others
+        .find(|(_, other)| *other == topic)
+        .map(|(name, _)| (*name).to_owned());
     let of_pipeline = taken.get(topic).map(|other| {
         let role = other.role.description();
         format!("{role} of the pipeline `{}`", other.pipeline)
@@ -95,9 +104,9 @@ fn check_own(
     let of_app = apps
         .find(|(_, app)| app.topic == topic)
         .map(|(name, _)| format!("the topic of the application `{name}`"));
-    if let Some(other) = is_control.or(of_pipeline).or(of_scheduler).or(of_app) {
+    if let Some(other) = is_other.or(of_pipeline).or(of_scheduler).or(of_app) {
         let problem = format!("`{topic}` is also {other}; choose another topic");
-        findings.report("topic", problem);
+        findings.report(field, problem);
     }
 }
 

@@ -17,7 +17,7 @@ use tokio::sync::watch;
 use tokio::time::{Instant, sleep, timeout, timeout_at};
 use tokio_util::sync::CancellationToken;
 
-use super::{HEARTBEAT, HOLDS_FOR, Status, topic};
+use super::{HEARTBEAT, HOLDS_FOR, Status};
 use crate::Host;
 use crate::host::lane_grace;
 use crate::record_writer::RecordWriter;
@@ -113,7 +113,7 @@ impl Host {
             clock: self.clock.clone(),
         };
         let publisher = Publisher {
-            writer: RecordWriter::new(&self.kafka, topic(&self.config).into())?,
+            writer: RecordWriter::new(&self.kafka, self.config.status_topic().into())?,
             instance: self.config.instance.clone(),
             clock: self.clock.clone(),
             failures: Counter::default(),

@@ -6,8 +6,6 @@ use redeliver_kafka::topology::{MIN_RETENTION, Role, TopicSettings, TopicSpec, T
 use redeliver_runtime::Config;
 use redeliver_runtime::config::ResponseMode;
 
-use crate::status;
-
 /// Clients stop waiting for an answer long before.
 const ANSWER_RETENTION: HumanDuration = HumanDuration::from_secs(3_600);
 const MIN_ANSWER_RETENTION: HumanDuration = HumanDuration::from_secs(60);
@@ -42,7 +40,7 @@ fn used_by(config: &Config, pipelines: &[Pipeline]) -> TopologySpec {
     }
     if !pipelines.is_empty() {
         let topic = TopicSpec::of_one_partition(
-            status::topic(config),
+            config.status_topic(),
             Role::Status,
             "states of circuit breakers",
             &settings,

@@ -101,7 +101,7 @@ impl Permit {
     }
 
     /// Takes note of the outcome of the attempt.
-    pub(crate) fn ended(mut self, origin: &Origin, outcome: &Outcome) -> Verdict {
+    pub(crate) fn ended(mut self, origin: &Origin, is_retry: bool, outcome: &Outcome) -> Verdict {
         let Some(admitted) = self.admitted.take() else {
             return Verdict::Own;
         };
@@ -110,6 +110,7 @@ impl Permit {
         let mut breaker = self.gate.lock();
         // The view changes with every answer, but while the breaker is closed, that matters only to held failures.
         let matters = breaker.view().phase != Phase::Closed || breaker.may_hold();
+        let record = (record, is_retry);
         let (verdict, change) = breaker.ended(admitted, record, evidence, Instant::now(), fastrand::f64());
         // With the lock, so that the observer sees changes in their order.
         if let Some(Change { to, since_opening }) = change {

@@ -39,7 +39,7 @@ impl Bench {
     }
 
     fn end(&mut self, admitted: Admitted, record: i64, evidence: Evidence) -> (Verdict, Option<Phase>) {
-        let record = ("docs".into(), 0, record);
+        let record = (("docs".into(), 0, record), false);
         let (verdict, change) = self.breaker.ended(admitted, record, evidence, self.now, 0.0);
         (verdict, change.map(|change| change.to))
     }
@@ -347,16 +347,31 @@ fn probes_alternate_between_records() {
 
 #[test]
 fn retries_are_first_near_opening() {
-    let mut bench = Bench::answered(11);
-    for record in 0..9 {
-        assert!(!bench.start().order.retries_first);
+    let mut bench = Bench::answered(20);
+    let is_preferred = |bench: &mut Bench| {
+        let admitted = bench.start();
+        bench.breaker.abandoned(admitted);
+        admitted.order.retries_first
+    };
+    for record in 0..17 {
+        assert!(!is_preferred(&mut bench));
         bench.held(record);
     }
-    bench.held(9);
-    assert!(bench.start().order.retries_first, "10 of 21");
-    bench.run(10, Evidence::Answered);
-    bench.run(11, Evidence::Answered);
-    assert!(!bench.start().order.retries_first, "10 of 23");
+    bench.held(17);
+    assert!(is_preferred(&mut bench), "18 of 38");
+    // Retries that are not answered would open it.
+    for (evidence, expected) in [(Evidence::None, false), (Evidence::Answered, true)] {
+        let retry = bench.start();
+        let record = (("docs".into(), 0, 18), true);
+        bench.breaker.ended(retry, record, evidence, bench.now, 0.0);
+        assert_eq!(is_preferred(&mut bench), expected, "18 of 38, then of 39");
+    }
+    bench.run(19, Evidence::Answered);
+    assert!(!is_preferred(&mut bench), "18 of 40");
+    bench.held(20);
+    assert!(is_preferred(&mut bench), "19 of 41");
+    bench.now += 10 * SECOND;
+    assert!(!is_preferred(&mut bench), "the window is empty");
 }
 
 #[test]

@@ -52,9 +52,12 @@ impl CallWindow {
     }
 
     /// Whether more than the share of the calls failed, if this many others do not. `None` if there are too few of them.
-    pub(super) fn exceeds(&self, rate: FailureRate, others: usize) -> Option<bool> {
-        let all = others + self.steps.iter().map(|step| step.calls).sum::<usize>();
-        let failed: usize = self.steps.iter().map(|step| step.failures).sum();
+    pub(super) fn exceeds(&self, rate: FailureRate, others: usize, now: Instant) -> Option<bool> {
+        let steps = self.steps.iter().filter(|step| now - step.since < self.length);
+        let (calls, failed) = steps.fold((0, 0), |(calls, failures), step| {
+            (calls + step.calls, failures + step.failures)
+        });
+        let all = others + calls;
         #[expect(clippy::cast_precision_loss, reason = "numbers of calls in seconds")]
         let is_exceeded = failed as f64 > rate.share * all as f64;
         (all >= rate.calls).then_some(is_exceeded)
@@ -76,14 +79,17 @@ mod tests {
         let start = Instant::now();
         let at = |seconds| start + Duration::from_secs(seconds);
         (0..6).for_each(|second| window.add(true, at(second)));
-        assert_eq!(window.exceeds(rate(0.9, 6), 0), Some(true));
-        assert_eq!(window.exceeds(rate(0.9, 7), 0), None);
+        assert_eq!(window.exceeds(rate(0.9, 6), 0, at(5)), Some(true));
+        assert_eq!(window.exceeds(rate(0.9, 7), 0, at(5)), None);
         (6..12).for_each(|second| window.add(false, at(second)));
         // Those of seconds 2 to 11, of which 4 failed.
-        assert_eq!(window.exceeds(rate(0.39, 10), 0), Some(true));
-        assert_eq!(window.exceeds(rate(0.4, 10), 0), Some(false));
-        assert_eq!(window.exceeds(rate(0.4, 11), 0), None);
-        assert_eq!(window.exceeds(rate(0.39, 10), 1), Some(false));
+        assert_eq!(window.exceeds(rate(0.39, 10), 0, at(11)), Some(true));
+        assert_eq!(window.exceeds(rate(0.4, 10), 0, at(11)), Some(false));
+        assert_eq!(window.exceeds(rate(0.4, 11), 0, at(11)), None);
+        assert_eq!(window.exceeds(rate(0.39, 10), 1, at(11)), Some(false));
+        // Also if no other call ends.
+        assert_eq!(window.exceeds(rate(0.4, 1), 0, at(15)), Some(false));
+        assert_eq!(window.exceeds(rate(0.0, 1), 0, at(30)), None);
         for call in 0..10_000 {
             window.add(call % 2 == 0, at(12) + Duration::from_millis(call));
         }

@@ -185,6 +185,8 @@ async fn page<A: Act>(
         Err(cannot_show) => return Failed::respond(A::SECTION, problem.unwrap_or(cannot_show)),
     };
     let missing = backend.access(asked.service()).await.missing(&sheet.needs);
+    // What was entered stays.
+    let missing = missing.filter(|_| problem.is_none());
     let status = match &problem {
         Some(problem) => problem.status,
         None if missing.is_some() => StatusCode::FORBIDDEN,

@@ -4,8 +4,8 @@ use askama::Template;
 use axum::response::Response;
 use redeliver_client::ClientError;
 use redeliver_client::messages::{
-    BreakerState, IncompletePart, OverviewSelection, PipelineOverview, RecordCount, RunOverview,
-    WaitingOverview,
+    BreakerState, IncompletePart, OverviewPart, OverviewSelection, PipelineOverview, RecordCount,
+    RunOverview, WaitingOverview,
 };
 
 use super::groups;
@@ -31,6 +31,8 @@ struct Page {
     letters: String,
     gaps: Option<String>,
     incomplete: Vec<IncompletePart>,
+    /// Why the circuit breaker is unknown.
+    no_breaker: Option<String>,
     buttons: Actions,
     access: Access,
 }
@@ -138,6 +140,11 @@ pub(crate) async fn page(backend: Backend, Path(name): Path<String>) -> Response
         .and_then(|answer| answer.completeness.as_ref());
     let page = Page {
         gaps: gaps(overview.completeness.as_ref().or(of_groups), frame.now),
+        no_breaker: overview
+            .incomplete
+            .iter()
+            .find(|part| part.part() == OverviewPart::Breakers)
+            .map(|part| part.problem.clone()),
         incomplete: overview
             .incomplete
             .into_iter()

@@ -17,6 +17,8 @@ use tonic::{Code, Request, Response, Status};
 
 use super::{Api, ResponseStream, WATCHERS, shutting_down};
 use crate::access::Viewer;
+use crate::dialect::Field;
+use crate::masking::Fact;
 use crate::metrics::WatcherGuard;
 use crate::overview::task::Receiver;
 use crate::overview::view::{Caller, Overview, Selection, digest};
@@ -36,6 +38,10 @@ impl Caller for Viewer {
 
     fn sees_control(&self, control: &str) -> bool {
         Self::sees_control(self, control)
+    }
+
+    fn lacks_codes(&self, topic: &str) -> bool {
+        self.mask(topic).hides(Fact::Of(Field::ErrorCode))
     }
 }
 

@@ -134,6 +134,10 @@ impl Caller for Sees<'_> {
     fn sees_control(&self, control: &str) -> bool {
         self.0.contains(&"*") || self.0.contains(&control)
     }
+
+    fn lacks_codes(&self, _topic: &str) -> bool {
+        self.0.contains(&"without codes")
+    }
 }
 
 /// An overview of surveys, the last of which is shown.
@@ -196,7 +200,8 @@ fn open_breaker_is_a_problem() {
         breakers: Some(breakers.collect()),
         ..survey(&pipelines, 1)
     };
-    let view = shown(&pipelines, &[known]).view(
+    let overview = shown(&pipelines, &[known]);
+    let view = overview.view(
         &Sees(&["*"]),
         &Selection {
             is_by_name: true,
@@ -207,6 +212,8 @@ fn open_breaker_is_a_problem() {
     assert_eq!(shown_states, states);
     let problems: Vec<&str> = view.problems.iter().map(|problem| &*problem.pipeline).collect();
     assert_eq!(problems, ["b"], "the endpoint of c has answered");
+    let masked = overview.view(&Sees(&["*", "without codes"]), &ALL);
+    assert_eq!(masked.problems[0].error_code, "");
     let problem = &view.problems[0];
     assert_eq!(
         (problem.kind(), problem.next_step(), &*problem.error_code),

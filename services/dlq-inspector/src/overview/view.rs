@@ -40,6 +40,8 @@ pub(crate) trait Caller {
     fn sees(&self, topic: &str) -> bool;
     /// Whether it sees who has paused something, and why.
     fn sees_control(&self, control: &str) -> bool;
+    /// Whether error codes of a topic are masked for it.
+    fn lacks_codes(&self, topic: &str) -> bool;
 }
 
 /// Which pipelines a caller wants.
@@ -180,6 +182,9 @@ impl Overview {
             if !problem.control.is_empty() && !caller.sees_control(&problem.control) {
                 (problem.by, problem.reason, problem.since) = (String::new(), String::new(), None);
                 problem.control = String::new();
+            }
+            if found.topics.iter().any(|topic| caller.lacks_codes(topic)) {
+                problem.error_code.clear();
             }
             problem.reason = bounded_text(&problem.reason, MAX_REASON);
             problem

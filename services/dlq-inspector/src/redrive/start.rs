@@ -8,12 +8,12 @@ use std::time::Duration;
 
 use redeliver_kafka::{IfFenced, LaneSpec, TopicState, Waker};
 use redeliver_proto::v1;
-use redeliver_runtime::config::{AUDIT_TOPIC, CONTROL_TOPIC, KafkaConfig, SchedulerConfig};
+use redeliver_runtime::config::{AUDIT_TOPIC, CONTROL_TOPIC, KafkaConfig, STATUS_TOPIC, SchedulerConfig};
 use redeliver_service::Host;
 use redeliver_service::audit::AuditLog;
 use redeliver_service::host::{NewLane, lane_spec};
 use redeliver_service::metrics::Serves;
-use redeliver_service::{status, topics};
+use redeliver_service::topics;
 use redeliver_store::Replica;
 use tokio_util::sync::CancellationToken;
 
@@ -57,7 +57,7 @@ pub(crate) fn destinations(host: &Host, settings: &RedriveConfig, dead_letters: 
         crate::group_states::TOPIC,
         AUDIT_TOPIC,
         CONTROL_TOPIC,
-        status::TOPIC,
+        STATUS_TOPIC,
         &*redrives,
         &*scheduler.ingest,
         &*scheduler.state,

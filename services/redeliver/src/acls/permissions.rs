@@ -11,7 +11,7 @@ use redeliver_dlq_inspector::pattern::Patterns;
 use redeliver_dlq_inspector::{group_states, ledger, redrive};
 use redeliver_kafka::topology::{Role, TopologySpec};
 use redeliver_runtime::config::PipelineConfig;
-use redeliver_service::{control, status, topics};
+use redeliver_service::{control, topics};
 
 use crate::config::Config;
 
@@ -196,7 +196,7 @@ impl Permissions {
         let pipelines: Vec<Pipeline> = topics::pipelines(config).into_iter().filter(is_served).collect();
         self.checked(config, &topics::of_pipelines(config, &pipelines));
         self.topic(&config.control_topic(), &[Operation::Read]);
-        self.topic(&status::topic(config), &[Operation::Write]);
+        self.topic(&config.status_topic(), &[Operation::Write]);
         for pipeline in &pipelines {
             for topic in pipeline.worker_topics(true) {
                 self.topic(&topic, &[Operation::Read]);
@@ -218,7 +218,7 @@ impl Permissions {
         self.checked(config, &topics::of_audit(config));
         self.checked(config, &topics::of_control(config));
         self.control_service(config);
-        self.topic(&status::topic(config), &[Operation::Read]);
+        self.topic(&config.status_topic(), &[Operation::Read]);
         let redrives = settings.redrive.topic(&config.kafka);
         for topic in [
             ledger::TOPIC,

@@ -166,7 +166,7 @@ fn binaries_print_help_and_version() {
     for (name, own) in [
         (
             "enricher",
-            "\n      --until-idle[=<DURATION>]  Exit with status 0 when no record is left to process ",
+            "\n      --until-idle[=<DURATION>]  Exit with status 0 when nothing is left to do now ",
         ),
         (
             "retry-tier",

@@ -183,7 +183,7 @@ impl Act for Plan {
         let selection = self.selection()?;
         let mut facts = Vec::new();
         let mut warnings = Vec::new();
-        let (taken, needs) = match &selection {
+        let taken = match &selection {
             Selection::Matching(_, _, filter) => {
                 let state = self.kind.takes();
                 let filter = match filter.as_str() {
@@ -199,10 +199,7 @@ impl Act for Plan {
                     facts.push(retention(&stats, frame));
                 }
                 warnings.extend(crate::page::gaps(stats.completeness.as_ref(), frame.now));
-                (
-                    taken,
-                    Need::operate(counts(&stats).map(|topic| topic.topic.as_str())),
-                )
+                taken
             }
             Selection::RetryOf(job) => {
                 let request = GetRedriveRequest {
@@ -210,8 +207,7 @@ impl Act for Plan {
                 };
                 let job = backend.redrives().get(request).await?;
                 facts.push(fact("Selected", format!("what {} has not done", job.id)));
-                let taken = u64::from(job.total - job.done.min(job.total));
-                (taken, redrive::needs(&job))
+                u64::from(job.total - job.done.min(job.total))
             }
         };
         if taken > MOST {
@@ -258,7 +254,8 @@ impl Act for Plan {
             warnings,
             fields,
             ..Sheet::new(
-                needs,
+                // Of which topics is known when the job is planned.
+                Need::operate([]),
                 format!("Plan a {name}"),
                 format!("Plan the {name} of {letters}"),
                 self.command(&selection),

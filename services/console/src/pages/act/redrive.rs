@@ -325,7 +325,9 @@ fn sample(sample: RedriveSample) -> Sample {
     let note = match (sample.payload_withheld, sample.headers_truncated) {
         (0, false) => "",
         (0, true) => "More headers are not shown.",
-        _ => "Headers are withheld: this needs the scope dead-letters:payload.",
+        _ => {
+            "Headers are withheld: this needs the scope dead-letters:payload, and if they were edited dead-letters:edit."
+        }
     };
     let headers = sample.headers.into_iter().map(|header| {
         let before = values(&header.before);

@@ -93,12 +93,18 @@ impl Api {
         let samples = items.into_iter().zip(found).map(|(item, (state, record))| {
             let prepared = context.prepare(item, record.as_ref());
             let tried = prepared.tried(job.kind, |_, _| *state);
-            self.sample(viewer, &tried, record.as_ref())
+            self.sample(viewer, job, &tried, record.as_ref())
         });
         samples.collect()
     }
 
-    fn sample(&self, viewer: &Viewer, tried: &Tried, letter: Option<&Record>) -> (v1::RedriveSample, bool) {
+    fn sample(
+        &self,
+        viewer: &Viewer,
+        job: &Job,
+        tried: &Tried,
+        letter: Option<&Record>,
+    ) -> (v1::RedriveSample, bool) {
         let mut sample = v1::RedriveSample {
             id: tried.item.id.to_string(),
             outcome: tried.outcome.into(),
@@ -110,7 +116,12 @@ impl Api {
         let is_seen = sees_destination(viewer, &self.redrives.destinations, &output.topic);
         sample.destination = if is_seen { &*output.topic } else { HIDDEN }.to_owned();
         let topic = &tried.item.id.topic;
-        if !viewer.sees_payloads(topic) {
+        // The names of headers in which an edit has put something are not those that are masked.
+        let is_shown = match job.is_edit() {
+            true => viewer.sees_edits(topic),
+            false => viewer.sees_payloads(topic),
+        };
+        if !is_shown {
             sample.payload_withheld = v1::PayloadWithheld::NoPermission.into();
             return (sample, false);
         }
