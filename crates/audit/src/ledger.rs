@@ -12,7 +12,7 @@
 //! ([`Ledger::settle`]). A record of the part of the source that was read, and that is not kept, has ended as it should: another end, or a copy that
 //! waits, is one too many.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use redeliver_core::headers::{ERROR_CLASS, Origin, PAYLOAD_OMITTED, PROCESS_AFTER, ReservedHeaders};
@@ -38,6 +38,17 @@ struct SourceRange {
     begin: i64,
     /// The offset after the last one, and the end of the partition, between which all records are unread; `None` if everything was read.
     unread: Option<(i64, i64)>,
+}
+
+/// The part of a partition of the source that was read ahead: after what its group had completed then.
+#[derive(Clone, Debug, Default)]
+struct Ahead {
+    /// The offset after the last record.
+    to: i64,
+    /// Retries that have returned.
+    returned: BTreeSet<i64>,
+    /// The number of other records.
+    others: u64,
 }
 
 /// Records that are not kept any more.
@@ -69,8 +80,7 @@ pub struct Ledger {
     /// Lives whose jobs have not ended.
     scheduled: Vec<Key>,
     settled: Settled,
-    /// Records of the source after the part that was read.
-    not_taken: u64,
+    ahead: BTreeMap<i32, Ahead>,
     /// The position of the second end of a life, for the first [`Findings::LISTED`] lives that have one.
     second_ends: BTreeMap<Key, Position>,
     early: Findings,
@@ -97,7 +107,7 @@ impl Ledger {
             unread: BTreeMap::new(),
             scheduled: Vec::new(),
             settled: Settled::default(),
-            not_taken: 0,
+            ahead: BTreeMap::new(),
             second_ends: BTreeMap::new(),
             early: Findings::default(),
             altered: Findings::default(),
@@ -135,7 +145,6 @@ impl Ledger {
             !copies.is_empty()
         });
         self.positions_are_known = false;
-        self.not_taken = 0;
     }
 
     /// A partition of the source was read from `begin` to `to`, and its group has completed no record from `to` to `end`. The origins before `begin` are not
@@ -149,14 +158,28 @@ impl Ledger {
         range.unread = unread;
     }
 
-    /// Counts a record of the source after the part that was read. A retry that returned to the source is added.
-    pub fn not_taken(&mut self, record: &Record) {
+    /// Adds a record of the source after what its group has completed: it waits there. Only a retry that has returned to the source has other copies, and is
+    /// kept. The record is added again once the group has completed it. Read each partition in order.
+    pub fn read_ahead(&mut self, record: &Record) {
         let (partition, offset) = (record.position.partition, record.position.offset);
-        if !is_at(&self.origin_in_source(record), &record.position) {
-            self.source(record, true);
-        } else if !self.table.contains((partition, offset, 0)) {
-            self.not_taken += 1;
+        if offset < self.ahead_to(partition) {
+            return;
         }
+        let has_returned = !is_at(&self.origin_in_source(record), &record.position);
+        let ahead = self.ahead.entry(partition).or_default();
+        ahead.to = offset + 1;
+        if has_returned {
+            ahead.returned.insert(offset);
+            self.in_source(record, true);
+        } else {
+            ahead.others += 1;
+        }
+    }
+
+    /// Up to where a partition of the source was read ahead.
+    #[must_use]
+    pub fn ahead_to(&self, partition: i32) -> i64 {
+        self.ahead.get(&partition).map_or(0, |ahead| ahead.to)
     }
 
     /// How many records and copies are kept.
@@ -178,10 +201,11 @@ impl Ledger {
             if life.waits_in().is_some() || ends > 1 || life.has(Mark::COUNTED) {
                 return false;
             }
+            // It is not checked.
             if offset < range.begin {
-                let is_gone = is_complete && ends == 1;
-                settled.source_gone += u64::from(is_gone);
-                return is_gone;
+                let is_settled = is_complete || ends == 1 && life.has(Mark::ENDED_BEFORE);
+                settled.source_gone += u64::from(is_settled);
+                return is_settled;
             }
             let is_read = range.unread.is_some_and(|(to, _)| offset < to);
             if is_redriven || life.dead > 0 || !is_read || !life.has(Mark::IN_SOURCE) {
@@ -255,6 +279,18 @@ impl Ledger {
     /// Adds a record of the source topic, which can be a retry that returned to the source. `unread`: whether the group
     /// of the workers has not processed it yet.
     pub fn source(&mut self, record: &Record, unread: bool) {
+        let offset = record.position.offset;
+        let ahead = self.ahead.get_mut(&record.position.partition);
+        if let Some(ahead) = ahead.filter(|ahead| offset < ahead.to) {
+            if ahead.returned.remove(&offset) {
+                return;
+            }
+            ahead.others = ahead.others.saturating_sub(1);
+        }
+        self.in_source(record, unread);
+    }
+
+    fn in_source(&mut self, record: &Record, unread: bool) {
         let Position {
             partition, offset, ..
         } = record.position;
@@ -424,7 +460,7 @@ impl Ledger {
         let settled = self.settled.clone();
         let mut report = Report {
             pipeline: self.pipeline.name.to_string(),
-            source: settled.output + settled.uncounted + self.not_taken,
+            source: settled.output + settled.uncounted,
             output: settled.output,
             uncounted: settled.uncounted,
             source_gone: settled.source_gone,
@@ -437,19 +473,24 @@ impl Ledger {
             lateness: Lateness::of(&self.lateness),
             ..Report::default()
         };
-        report.waiting.in_source = self.not_taken;
+        let mut not_taken: u64 = self.ahead.values().map(|ahead| ahead.others).sum();
         for (place, lives) in self.table.origins() {
             // Whether any of its lives was read in the source, or is unread there, and whether any was known before the source was read.
             let (mut in_source, mut is_known) = (false, false);
+            let mut is_unread = false;
             let mut before = None;
             for (number, life) in &lives {
                 self.check_ends(&mut report, place, *number, life);
                 if let Some(before) = before.replace((*number, *life)) {
                     self.check_redriven(&mut report, place, before, (*number, *life));
                 }
-                let is_unread = life.has(Mark::ENDED_BEFORE) && self.is_not_taken(place);
-                in_source |= life.has(Mark::IN_SOURCE) || is_unread;
+                is_unread |= life.has(Mark::ENDED_BEFORE) && self.is_not_taken(place);
+                in_source |= life.has(Mark::IN_SOURCE);
                 is_known |= self.is_known_before_source(place, life);
+            }
+            if is_unread && !in_source {
+                in_source = true;
+                not_taken = not_taken.saturating_sub(u64::from(place.1 < self.ahead_to(place.0)));
             }
             let is_counted = lives.iter().any(|(_, life)| life.has(Mark::COUNTED));
             if let (Some((number, last)), false) = (lives.last(), is_counted) {
@@ -457,6 +498,8 @@ impl Ledger {
                 self.count(&mut report, place, last, in_source, is_known);
             }
         }
+        report.source += not_taken;
+        report.waiting.in_source += not_taken;
         report
     }
 

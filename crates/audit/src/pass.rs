@@ -2,10 +2,9 @@
 //!
 //! A pass has the steps of [`crate::run`]. Its first one also reads what the other topics contained before the committed offsets were read, in parts, so
 //! that the ledger can settle most records of a long topic early. The source is read up to the last record that its group has completed: a later one
-//! waits there, and has no other copy.
+//! waits there, and has no other copy, unless it is a retry that has returned to the source. Where there can be some, the rest is read ahead, once.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
-use std::ops::ControlFlow;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -24,8 +23,6 @@ use crate::report::Report;
 const PART: u64 = 200_000;
 /// The number of parts of a pipeline after which it is the turn of others.
 const PARTS: u64 = 3;
-/// The clocks of producers and workers differ by at most this much.
-const CLOCKS: Duration = Duration::from_secs(300);
 
 type Partition = (Arc<str>, i32);
 type Offsets = BTreeMap<Partition, i64>;
@@ -44,6 +41,11 @@ pub enum Fault {
     /// Records were deleted before they were read. The next pass begins again.
     #[error("retention has removed records of {0} before they were read")]
     Cut(Arc<str>),
+    /// An output or a source that may be compacted proves nothing.
+    #[error(
+        "topic `{0}` may be compacted, so records can be missing from it: its `cleanup.policy` must be `delete` and visible to the inspector"
+    )]
+    Compacted(Arc<str>),
     /// A topic was created again, or committed offsets were reset. The next pass begins again.
     #[error("a topic was created again, or committed offsets were reset")]
     Changed,
@@ -71,16 +73,17 @@ pub struct Pace<'p> {
     pub timeout: Duration,
     /// Whether a step may take longer, as long as it makes progress, and a pass may end before everything was read.
     pub in_parts: bool,
-    /// The maximum number of records per second; `None`: no limit.
-    pub per_second: Option<u32>,
+    /// The maximum number of bytes of records per second; `None`: no limit.
+    pub bytes_per_second: Option<u64>,
     /// The maximum number of records and copies that are kept, of all pipelines.
     pub max_kept: usize,
     /// Whether to give up.
     pub stop: &'p dyn Fn() -> bool,
     /// Gets the name of a pipeline, how many offsets of it were read in this pass, and how many there are.
     pub progress: &'p dyn Fn(&str, u64, u64),
-    /// How many records the other pipelines keep.
+    /// How many records the other pipelines keep, and the one that keeps most.
     pub(crate) kept_by_others: usize,
+    pub(crate) kept_by_largest: usize,
     second: Instant,
     read: u64,
 }
@@ -92,11 +95,12 @@ impl<'p> Pace<'p> {
         Self {
             timeout,
             in_parts: false,
-            per_second: None,
+            bytes_per_second: None,
             max_kept: usize::MAX,
             stop,
             progress: &|_, _, _| {},
             kept_by_others: 0,
+            kept_by_largest: 0,
             second: Instant::now(),
             read: 0,
         }
@@ -108,17 +112,19 @@ impl<'p> Pace<'p> {
         move || !in_parts || stop()
     }
 
-    /// Counts a record, and pauses if there were too many in the last second.
-    pub(crate) fn read(&mut self) {
-        let Some(per_second) = self.per_second else {
+    /// Counts a record, and pauses if there were too many bytes in the last second.
+    pub(crate) fn read(&mut self, record: &Record) {
+        let Some(bytes_per_second) = self.bytes_per_second else {
             return;
         };
-        self.read += 1;
+        self.read += record.size() as u64;
         let second = Duration::from_secs(1);
-        while self.read >= u64::from(per_second) && !(self.stop)() {
+        while self.read >= bytes_per_second && !(self.stop)() {
             let elapsed = self.second.elapsed();
             if elapsed >= second {
-                (self.second, self.read) = (Instant::now(), 0);
+                // A record can be larger than the limit.
+                self.read = self.read.saturating_sub(bytes_per_second);
+                self.second = Instant::now();
             } else {
                 std::thread::park_timeout(second - elapsed);
             }
@@ -153,9 +159,9 @@ pub struct PipelineAudit {
     jobs: HashMap<JobId, Scheduled>,
     /// Whether it needs all records of the scheduler: it has begun, or has missed some.
     pub(crate) lacks_scheduler: bool,
-    /// Whether unread records of the source are kept, too.
+    /// Whether the source is read ahead.
     reads_ahead: bool,
-    /// Whether records are only checked if the output and the dead letters still contain all ends since they were written.
+    /// Whether records are only checked if the output and the dead letters certainly contain their ends.
     covers_recent: bool,
     /// Since when records are checked; `None`: all that the source has.
     since: Option<Timestamp>,
@@ -164,12 +170,12 @@ pub struct PipelineAudit {
 }
 
 impl PipelineAudit {
-    /// An audit that has read nothing. `changes`: what the handler of the pipeline may change in a result.
+    /// An audit of all records of the source, which has read nothing. `changes`: what the handler of the pipeline may change in a result.
     #[must_use]
     pub fn new(pipeline: Pipeline, changes: HandlerChanges) -> Self {
         Self {
             ledger: Ledger::new(&pipeline, changes),
-            reads_ahead: pipeline.return_to == ReturnTo::Source,
+            reads_ahead: !pipeline.retired,
             pipeline,
             changes,
             roles: HashMap::new(),
@@ -186,12 +192,13 @@ impl PipelineAudit {
         }
     }
 
-    /// As [`PipelineAudit::new`], of records since a time from which on the output and the dead letters have all ends: retention may have removed the ends of
-    /// older ones.
+    /// As [`PipelineAudit::new`], of the records that the workers have taken from the source. If retention has removed results or dead letters, only of
+    /// those that come in from now on.
     #[must_use]
-    pub fn of_recent(pipeline: Pipeline, changes: HandlerChanges) -> Self {
+    pub fn of_taken(pipeline: Pipeline, changes: HandlerChanges) -> Self {
         Self {
             covers_recent: true,
+            reads_ahead: pipeline.return_to == ReturnTo::Source && !pipeline.retired,
             ..Self::new(pipeline, changes)
         }
     }
@@ -210,11 +217,11 @@ impl PipelineAudit {
 
     /// Forgets everything.
     pub fn restart(&mut self) {
-        let new = Self::new(self.pipeline.clone(), self.changes);
-        *self = Self {
-            covers_recent: self.covers_recent,
-            ..new
+        let new = match self.covers_recent {
+            true => Self::of_taken,
+            false => Self::new,
         };
+        *self = new(self.pipeline.clone(), self.changes);
     }
 
     pub(crate) fn waits_long(&self) -> bool {
@@ -227,7 +234,6 @@ impl PipelineAudit {
         clients: &mut Clients,
         roles: HashMap<Arc<str>, TopicRole>,
         now: Timestamp,
-        pace: &Pace<'_>,
     ) -> Result<(), Fault> {
         self.roles = roles;
         let topics: Vec<Arc<str>> = self.roles.keys().cloned().collect();
@@ -235,7 +241,10 @@ impl PipelineAudit {
         // Without ids, a topic that was created again has fewer records, at least at first.
         let ids = match clients.settings.is_embedded {
             true => BTreeMap::new(),
-            false => clients.reader.topics().ids(&names).unwrap_or_default(),
+            false => {
+                let ids = clients.reader.topics().ids(&names);
+                ids.map_err(failed("request the ids of the topics"))?
+            }
         };
         let is_other =
             |(topic, id): (&String, &TopicId)| self.ids.get(topic).is_some_and(|known| known != id);
@@ -246,7 +255,7 @@ impl PipelineAudit {
         let extents = clients.reader.extents(&topics);
         self.extents = extents.map_err(failed("read the ends of the topics"))?;
         self.check_next()?;
-        self.begin_partitions(clients, now, pace)?;
+        self.begin_partitions(clients, now)?;
 
         let of_pipeline = self.roles.iter().filter_map(|(topic, role)| {
             let group = self.pipeline.reading_group(*role, &clients.settings.id_prefix)?;
@@ -289,36 +298,24 @@ impl PipelineAudit {
     }
 
     /// Decides where to begin with partitions that are new.
-    fn begin_partitions(
-        &mut self,
-        clients: &mut Clients,
-        now: Timestamp,
-        pace: &Pace<'_>,
-    ) -> Result<(), Fault> {
+    fn begin_partitions(&mut self, clients: &mut Clients, now: Timestamp) -> Result<(), Fault> {
         let new = self.extents.iter();
         let new = new.filter(|(partition, _)| !self.next.contains_key(*partition));
         let new: Vec<(Partition, Extent)> = new
             .map(|(partition, extent)| (partition.clone(), *extent))
             .collect();
-        let horizon = match self.covers_recent && !new.is_empty() {
-            true => self.horizon(clients, &new, now, pace.timeout)?,
-            false => None,
-        };
-        self.since = self.since.max(horizon);
+        let is_from_now = self.covers_recent && !new.is_empty() && self.lacks_ends(clients, &new)?;
+        if is_from_now {
+            self.since = Some(now);
+        }
         for (partition, extent) in new {
-            let mut begin = extent.low;
-            if self.roles.get(&partition.0) == Some(&TopicRole::Source) {
-                if let Some(horizon) = horizon {
-                    let (topic, number) = (&partition.0, partition.1);
-                    let found = clients
-                        .reader
-                        .offset_of_time(topic, number, horizon)
-                        .map_err(failed("find records by their time"))?;
-                    begin = found.unwrap_or(extent.end).clamp(begin, extent.end);
-                }
-                if begin > 0 {
-                    self.begun.insert(partition.1);
-                }
+            let is_source = self.roles.get(&partition.0) == Some(&TopicRole::Source);
+            let begin = match is_source && is_from_now {
+                true => extent.end,
+                false => extent.low,
+            };
+            if is_source && extent.low > 0 && !is_from_now {
+                self.begun.insert(partition.1);
             }
             self.begins.insert(partition.clone(), begin);
             self.next.insert(partition, begin);
@@ -326,33 +323,22 @@ impl PipelineAudit {
         Ok(())
     }
 
-    /// From when on these partitions have all ends; `None` if they have all that were ever written.
-    fn horizon(
-        &self,
-        clients: &mut Clients,
-        new: &[(Partition, Extent)],
-        now: Timestamp,
-        timeout: Duration,
-    ) -> Result<Option<Timestamp>, Fault> {
-        let is_end = |topic: &Arc<str>| {
-            let role = self.roles.get(topic);
-            matches!(role, Some(TopicRole::Output | TopicRole::DeadLetter))
-        };
-        let ends: Vec<&(Partition, Extent)> = new.iter().filter(|((topic, _), _)| is_end(topic)).collect();
-        let topics: BTreeSet<Arc<str>> = ends.iter().map(|((topic, _), _)| topic.clone()).collect();
-        let topics: Vec<Arc<str>> = topics.into_iter().collect();
-        let compacts = clients.surveyor.may_compact(&topics);
-        if !clients.settings.is_embedded && compacts.map_err(failed("read the settings of the output"))? {
-            return Ok(Some(now));
-        }
-        let mut horizon = None;
-        for (partition, extent) in ends {
-            if extent.low > 0 {
-                let first = first_time(&mut clients.reader, partition, extent, timeout)?;
-                horizon = horizon.max(Some(first.unwrap_or(now).after(CLOCKS)));
+    /// Whether results or dead letters were removed from these partitions.
+    fn lacks_ends(&self, clients: &Clients, new: &[(Partition, Extent)]) -> Result<bool, Fault> {
+        let role = |topic: &Arc<str>| self.roles.get(topic);
+        let is_end =
+            |topic: &Arc<str>| matches!(role(topic), Some(TopicRole::Output | TopicRole::DeadLetter));
+        let topics = new.iter().map(|((topic, _), _)| topic);
+        let topics = topics.filter(|topic| is_end(topic) || role(topic) == Some(&TopicRole::Source));
+        let topics: BTreeSet<Arc<str>> = topics.cloned().collect();
+        if !clients.settings.is_embedded {
+            let compacted = clients.surveyor.may_compact(topics.into_iter().collect());
+            if let Some(topic) = compacted.map_err(failed("read the settings of the topics"))? {
+                return Err(Fault::Compacted(topic));
             }
         }
-        Ok(horizon)
+        let mut ends = new.iter().filter(|((topic, _), _)| is_end(topic));
+        Ok(ends.any(|(_, extent)| extent.low > 0))
     }
 
     /// Adds a command or a job of the scheduler.
@@ -392,7 +378,7 @@ impl PipelineAudit {
             self.check_size(pace)?;
             let report = self.ledger.report();
             // A record that has returned to the source can wait in the part that was not read, if `return_to` was changed.
-            if report.lost.is_empty() || self.reads_ahead {
+            if report.lost.is_empty() || self.reads_ahead || self.pipeline.retired {
                 return Ok(report);
             }
             self.reads_ahead = true;
@@ -406,10 +392,14 @@ impl PipelineAudit {
     }
 
     fn check_size(&self, pace: &Pace<'_>) -> Result<(), Fault> {
-        if self.kept() + pace.kept_by_others > pace.max_kept {
-            return Err(Fault::Full(pace.max_kept));
+        if self.kept() + pace.kept_by_others <= pace.max_kept {
+            Ok(())
+        } else if self.kept() < pace.kept_by_largest {
+            // It is the turn of the largest one, which is given up.
+            Err(Fault::Unfinished)
+        } else {
+            Err(Fault::Full(pace.max_kept))
         }
-        Ok(())
     }
 
     /// Reads what was written before the committed offsets were read.
@@ -420,12 +410,10 @@ impl PipelineAudit {
             .iter()
             .map(|(partition, extent)| (partition.clone(), extent.end))
             .collect();
-        if !self.reads_ahead {
-            ends.extend(
-                self.taken()
-                    .filter(|(partition, taken)| ends[partition] > *taken)
-                    .collect::<Vec<_>>(),
-            );
+        for (partition, taken) in self.taken() {
+            if let Some(end) = ends.get_mut(&partition) {
+                *end = taken.min(*end);
+            }
         }
         let offsets = |partition: &Partition| -> u64 {
             let rest = ends[partition] - begin.get(partition).copied().unwrap_or(0);
@@ -453,17 +441,9 @@ impl PipelineAudit {
         Ok(())
     }
 
-    /// Reads the source: all of it, or what its group has completed.
+    /// Reads what the group of the source has completed, and the rest ahead.
     fn read_source(&mut self, reader: &mut TopicReader, pace: &mut Pace<'_>) -> Result<(), Fault> {
         let step = "read the source";
-        if self.reads_ahead {
-            self.read_to_end(reader, pace, step, |role| matches!(role, TopicRole::Source))?;
-            let source: Vec<(Partition, i64)> = self.of_source().collect();
-            for (partition, next) in source {
-                self.source_is_read(&partition, next);
-            }
-            return Ok(());
-        }
         let mut ends: Offsets = self.taken().collect();
         let is_newer = |(partition, taken): (&Partition, &i64)| {
             self.extents
@@ -479,7 +459,32 @@ impl PipelineAudit {
                 extent.is_some()
             });
         }
-        self.read_up_to(reader, pace, ends, step)
+        self.read_up_to(reader, pace, ends, step)?;
+        if !self.reads_ahead {
+            return Ok(());
+        }
+        let ledger = &mut self.ledger;
+        let source = self
+            .next
+            .iter()
+            .filter(|((topic, _), _)| *topic == self.pipeline.source);
+        reader.seek_all(source.map(|(partition, next)| {
+            let from = ledger.ahead_to(partition.1).max(*next);
+            (partition.clone(), from)
+        }));
+        let next = &self.next;
+        let (timeout, stop) = (pace.timeout, pace.ends_late());
+        let read = reader.read_to_end_in_parts(timeout, stop, |record| {
+            pace.read(&record);
+            let partition = (record.position.topic.clone(), record.position.partition);
+            if next
+                .get(&partition)
+                .is_none_or(|next| record.position.offset >= *next)
+            {
+                ledger.read_ahead(&record);
+            }
+        });
+        read.map_err(failed(step))
     }
 
     /// The partitions of the source with the offsets to read next.
@@ -501,6 +506,12 @@ impl PipelineAudit {
     fn source_is_read(&mut self, partition: &Partition, to: i64) {
         let begin = self.begins.get(partition).copied().unwrap_or(0);
         let end = self.extents.get(partition).map_or(to, |extent| extent.end);
+        let (begin, end) = match self.pipeline.retired {
+            false => (begin, end),
+            // No one takes what is left. Without a committed offset, it is unknown what was taken.
+            true if self.positions.completed_to(&partition.0, partition.1).is_none() => (end, end),
+            true => (begin, to),
+        };
         self.ledger.source_is_read(partition.1, begin, to, end);
     }
 
@@ -521,7 +532,7 @@ impl PipelineAudit {
                 .get(&partition)
                 .is_some_and(|end| record.position.offset < *end)
             {
-                pace.read();
+                pace.read(&record);
                 self.visit(partition, &record);
             }
         });
@@ -549,7 +560,7 @@ impl PipelineAudit {
         self.seek(reader, |(topic, _)| is_read(topic));
         let (timeout, stop) = (pace.timeout, pace.ends_late());
         let read = reader.read_to_end_in_parts(timeout, stop, |record| {
-            pace.read();
+            pace.read(&record);
             let partition = (record.position.topic.clone(), record.position.partition);
             self.visit(partition, &record);
         });
@@ -601,47 +612,6 @@ impl PipelineAudit {
             }
         }
     }
-
-    /// Counts what the source has after the part that was read, and reports again.
-    pub(crate) fn count_rest(
-        &mut self,
-        reader: &mut TopicReader,
-        timeout: Duration,
-    ) -> Result<Report, Fault> {
-        if !self.reads_ahead && !self.pipeline.retired {
-            let mut next = self.next.clone();
-            self.seek(reader, |(topic, _)| *topic == self.pipeline.source);
-            let read = reader.read_to_end(timeout, |record| {
-                let partition = (record.position.topic.clone(), record.position.partition);
-                let next = next.entry(partition).or_insert(0);
-                if record.position.offset >= *next {
-                    *next = record.position.offset + 1;
-                    self.ledger.not_taken(&record);
-                }
-            });
-            read.map_err(failed("read the source"))?;
-        }
-        Ok(self.ledger.report())
-    }
-}
-
-/// The time of the first record of a partition; `None` if it has none.
-fn first_time(
-    reader: &mut TopicReader,
-    (topic, number): &Partition,
-    extent: &Extent,
-    timeout: Duration,
-) -> Result<Option<Timestamp>, Fault> {
-    let mut first = None;
-    if extent.low < extent.end {
-        reader.seek(topic, *number, extent.low);
-        let read = reader.read_while(timeout, |record| {
-            first = record.timestamp;
-            ControlFlow::Break(())
-        });
-        read.map_err(failed("read the first results and dead letters"))?;
-    }
-    Ok(first)
 }
 
 /// The command of a long wait, or the job, with the name of its pipeline.
@@ -665,4 +635,53 @@ pub(crate) enum LongWait {
     Command(Option<(String, Record)>),
     /// A record in a job; `None` if the job has ended, or has no record.
     Job(JobId, Option<(String, Record)>),
+}
+
+#[cfg(test)]
+mod tests {
+    use redeliver_core::headers::{
+        ORIGINAL_OFFSET, ORIGINAL_PARTITION, ORIGINAL_TOPIC, PIPELINE, RETRY_COUNT,
+    };
+    use redeliver_core::{Headers, Position};
+
+    use super::*;
+
+    #[test]
+    fn largest_audit_is_given_up() {
+        let mut audit = PipelineAudit::new(Pipeline::new("docs"), HandlerChanges::Nothing);
+        for offset in ["1", "2", "3"] {
+            let headers = [
+                (PIPELINE, "docs"),
+                (RETRY_COUNT, "0"),
+                (ORIGINAL_TOPIC, "docs"),
+                (ORIGINAL_PARTITION, "0"),
+                (ORIGINAL_OFFSET, offset),
+            ];
+            let headers = headers.map(|(name, value)| (name, Some(value.as_bytes())));
+            audit.ledger.dead(&Record {
+                position: Position {
+                    topic: "docs-dlq".into(),
+                    partition: 0,
+                    offset: 0,
+                },
+                timestamp: None,
+                key: None,
+                value: None,
+                headers: headers.into_iter().collect::<Headers>(),
+                unreadable_headers: 0,
+            });
+        }
+        let stop = || false;
+        let mut pace = Pace::new(Duration::ZERO, &stop);
+        pace.max_kept = 10;
+        let check = |pace: &Pace<'_>| format!("{:?}", audit.check_size(pace));
+        for (others, largest, expected) in [
+            (7, 7, "Ok(())"),
+            (8, 4, "Err(Unfinished)"),
+            (8, 3, "Err(Full(10))"),
+        ] {
+            (pace.kept_by_others, pace.kept_by_largest) = (others, largest);
+            assert_eq!(check(&pace), expected);
+        }
+    }
 }

@@ -107,14 +107,12 @@ pub fn audit(
     let mut once = || -> Result<Report, Fault> {
         let mut auditor =
             Auditor::new(settings, options.scheduler.clone()).map_err(failed("connect to Kafka"))?;
-        let mut passed = Ok(());
+        let mut passed = None;
         // There is no limit, so that the clock is not needed.
         auditor.pass(&mut audits, Timestamp::from_millis(0), &mut pace, |_, result| {
-            passed = result.map(drop);
+            passed = Some(result);
         });
-        passed?;
-        let [audit] = &mut audits;
-        audit.count_rest(&mut auditor.clients.reader, options.timeout)
+        passed.unwrap_or(Err(Fault::Stopped))
     };
     once().map_err(|source| AuditError {
         pipeline: pipeline.name.to_string(),
@@ -167,7 +165,7 @@ impl Auditor {
             let result = match &mut roles {
                 Ok(roles) => {
                     let roles = roles.next().unwrap_or_default();
-                    audit.begin(&mut self.clients, roles, now, pace)
+                    audit.begin(&mut self.clients, roles, now)
                 }
                 Err(error) => Err(failed("list the retry topics")(error.clone())),
             };
@@ -184,20 +182,22 @@ impl Auditor {
             audits.iter_mut().for_each(PipelineAudit::forget_jobs);
         }
         let scheduler = self.read_scheduler(audits, &begun, pace);
-        let mut kept: usize = audits.iter().map(PipelineAudit::kept).sum();
-        for (audit, _) in audits.iter_mut().zip(begun).filter(|(_, begun)| *begun) {
+        let mut kept: Vec<usize> = audits.iter().map(PipelineAudit::kept).collect();
+        for (index, audit) in audits.iter_mut().enumerate().filter(|(index, _)| begun[*index]) {
             if (pace.stop)() {
                 return;
             }
-            pace.kept_by_others = kept - audit.kept();
+            kept[index] = 0;
+            pace.kept_by_others = kept.iter().sum();
+            pace.kept_by_largest = kept.iter().copied().max().unwrap_or(0);
             let result = match &scheduler {
                 Err(error) if audit.waits_long() => {
                     Err(failed("read the waiting records in the scheduler")(error.clone()))
                 }
                 _ => audit.read(&mut self.clients.reader, pace),
             };
-            kept = pace.kept_by_others + audit.kept();
             found(audit, result);
+            kept[index] = audit.kept();
         }
     }
 
@@ -230,7 +230,7 @@ impl Auditor {
             let next = &mut self.next;
             let (timeout, stop) = (pace.timeout, pace.ends_late());
             reader.read_to_end_in_parts(timeout, stop, |record| {
-                pace.read();
+                pace.read(&record);
                 let partition = (record.position.topic.clone(), record.position.partition);
                 let next = next.entry(partition).or_insert(0);
                 if record.position.offset < *next {

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use redeliver_audit::{Auditor, Fault, Pace, PipelineAudit};
 use redeliver_core::error_chain::error_chain;
 use redeliver_core::wait::LogThrottle;
-use redeliver_core::{Clock, HandlerChanges, SchedulerTopics};
+use redeliver_core::{Clock, HandlerChanges, SchedulerTopics, Timestamp};
 use redeliver_kafka::KafkaSettings;
 use redeliver_proto::v1;
 use redeliver_runtime::Config;
@@ -36,20 +36,18 @@ const LOOK: Duration = Duration::from_millis(200);
 pub(crate) struct AuditStatuses(Arc<Mutex<BTreeMap<String, Status>>>);
 
 impl AuditStatuses {
-    /// What is known now of each pipeline that is audited.
-    pub(crate) fn messages(&self) -> BTreeMap<String, v1::PipelineAudit> {
+    /// What is known of each pipeline that is audited.
+    pub(crate) fn messages(&self, now: Timestamp) -> BTreeMap<String, v1::PipelineAudit> {
         let statuses = self.lock();
         let messages = statuses.iter();
         messages
-            .map(|(pipeline, status)| (pipeline.clone(), status.message()))
+            .map(|(pipeline, status)| (pipeline.clone(), status.message(now)))
             .collect()
     }
 
-    fn update(&self, pipeline: &str, change: impl FnOnce(&mut Status)) -> v1::PipelineAudit {
+    fn update<T>(&self, pipeline: &str, change: impl FnOnce(&mut Status) -> T) -> T {
         let mut statuses = self.lock();
-        let status = statuses.entry(pipeline.to_owned()).or_default();
-        change(status);
-        status.message()
+        change(statuses.entry(pipeline.to_owned()).or_default())
     }
 
     fn lock(&self) -> MutexGuard<'_, BTreeMap<String, Status>> {
@@ -74,7 +72,7 @@ pub(crate) fn audits(config: &Config) -> Vec<PipelineAudit> {
     let audit = |(name, pipeline): (&str, &redeliver_runtime::config::PipelineConfig)| {
         let http = pipeline.http.as_ref();
         let changes = http.map_or(HandlerChanges::Anything, |http| http.response.changes());
-        PipelineAudit::of_recent(pipeline.pipeline(name, &config.scheduler), changes)
+        PipelineAudit::of_taken(pipeline.pipeline(name, &config.scheduler), changes)
     };
     config.all_pipelines().map(audit).collect()
 }
@@ -89,8 +87,10 @@ impl Audits {
     }
 
     fn run(mut self) {
+        let interval = self.config.interval.duration();
         for audit in &self.audits {
-            self.statuses.update(audit.name(), |_| {});
+            self.statuses
+                .update(audit.name(), |status| *status = Status::new(interval));
         }
         let mut log_throttle = LogThrottle::default();
         let mut auditor = None;
@@ -120,7 +120,7 @@ impl Audits {
             if is_unfinished {
                 continue;
             }
-            let until = Instant::now() + self.config.interval.duration();
+            let until = Instant::now() + interval;
             while Instant::now() < until && !self.stop.is_cancelled() {
                 park_timeout(LOOK);
             }
@@ -135,7 +135,7 @@ impl Audits {
             statuses.update(pipeline, |status| status.progress(read, total));
         };
         let mut pace = Pace::new(TIMEOUT, &stop);
-        pace.per_second = Some(self.config.records_per_second);
+        pace.bytes_per_second = Some(self.config.bytes_per_second);
         pace.max_kept = usize::try_from(self.config.max_kept).unwrap_or(usize::MAX);
         pace.in_parts = true;
         pace.progress = &progress;
@@ -159,7 +159,10 @@ impl Audits {
                 }
             }
             let since = audit.since();
-            let message = statuses.update(&name, |status| status.add(now, since, result));
+            let message = statuses.update(&name, |status| {
+                status.add(now, since, result);
+                status.message(now)
+            });
             metrics.set_pipeline_audit(&name, &message);
         });
         (full, is_unfinished)

@@ -8,7 +8,7 @@ use std::time::Duration;
 use redeliver_audit::{AuditOptions, Auditor, Findings, Pace, PipelineAudit, Report, audit};
 use redeliver_core::pipeline::ReturnTo;
 use redeliver_core::{HandlerChanges, Output, Timestamp};
-use redeliver_testkit::{DEADLINE, eventually};
+use redeliver_testkit::{DEADLINE, eventually, unique};
 
 use crate::plant::{Plant, Stage, Word, change_headers};
 
@@ -30,7 +30,7 @@ impl Passes {
     fn new(plant: &Plant) -> Self {
         Self {
             auditor: Auditor::new(&plant.settings, None).unwrap(),
-            audits: [PipelineAudit::of_recent(
+            audits: [PipelineAudit::of_taken(
                 plant.pipeline.clone(),
                 HandlerChanges::Nothing,
             )],
@@ -215,4 +215,25 @@ fn running_pipeline_stays_clean() {
 #[test]
 fn pipeline_returning_to_source_stays_clean() {
     assert_clean_at_every_moment("audit-requeue", ReturnTo::Source);
+}
+
+/// The offsets of a source that no worker subscribes to expire. A group without any stands in for that.
+#[test]
+fn retired_pipeline_without_offsets_is_clean() {
+    let mut plant = Plant::new("audit-retired", ReturnTo::Due);
+    plant.produce(&["fine", "dead", "fine"]);
+    plant.start(Stage::Worker, |_, _, _| {});
+    eventually("all records have ended", DEADLINE, || {
+        let report = report_of(&plant);
+        let has_ended = report.output + report.dead == 3;
+        if has_ended { Ok(()) } else { Err(report) }
+    });
+    plant.stop();
+    plant.pipeline.retired = true;
+    let with_offsets = report_of(&plant);
+    assert_eq!((with_offsets.is_clean(), with_offsets.source), (true, 3));
+    plant.settings.id_prefix = unique("expired");
+    let report = report_of(&plant);
+    assert!(report.is_clean(), "{report}");
+    assert_eq!((report.source, report.source_gone), (0, 3));
 }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use rdkafka::producer::{BaseRecord, DefaultProducerContext, Producer as _, ThreadedProducer};
-use redeliver_core::{Record, Timestamp};
+use redeliver_core::Timestamp;
 use redeliver_kafka::KafkaClient;
 use redeliver_kafka::reader::TopicReader;
 use redeliver_testkit::unique;

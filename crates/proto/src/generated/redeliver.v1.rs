@@ -7068,14 +7068,14 @@ pub struct PipelineAudit {
     /// Records that came in before are not checked: retention has removed them, or what has become of them. Not set if all were checked.
     #[prost(message, optional, tag = "5")]
     pub checked_from: ::core::option::Option<::prost_types::Timestamp>,
-    /// Records that the workers have taken from the source: the sum of the following, and of lost ones.
+    /// Records that the workers have taken from the source, and others that wait there: the sum of the following, and of lost ones.
     #[prost(uint64, tag = "6")]
     pub source: u64,
     #[prost(uint64, tag = "7")]
     pub output: u64,
     #[prost(uint64, tag = "8")]
     pub dead: u64,
-    /// In hand, in a tier, with the scheduler or due. With `return_to: source`, also those that no worker has taken yet.
+    /// In hand, in a tier, with the scheduler or due. With `return_to: source`, or after records seemed lost, also those that no worker has taken yet.
     #[prost(uint64, tag = "9")]
     pub waiting: u64,
     /// Without a result, because the pipeline has no output or drops results: succeeded or lost.
@@ -7363,10 +7363,10 @@ pub enum PipelineAuditState {
     Unspecified = 0,
     /// It has not read everything yet.
     Reading = 1,
-    /// Each record is exactly once in the output, dead or waiting.
+    /// Each record is exactly once in the output, dead or waiting. Not longer than 10 minutes and two intervals after `as_of`.
     Clean = 2,
     NotClean = 3,
-    /// Records were deleted before they were read, topics cannot be read, or too many records wait.
+    /// Records were deleted before they were read, topics are compacted or cannot be read, too many records are kept, or the last result is old.
     Unknown = 4,
 }
 impl PipelineAuditState {

@@ -19,9 +19,22 @@ pub(super) struct Badge {
 impl Badge {
     pub(super) fn of(audit: Option<&PipelineAudit>) -> Self {
         let Some(audit) = audit else {
-            return Self::new("muted", "not audited", "The inspector does not audit pipelines.");
+            return Self::new(
+                "muted",
+                "not audited",
+                "The inspector does not audit pipelines: dlq_inspector.pipeline_audit.enabled is false.",
+            );
         };
         let badge = match audit.state() {
+            // Nothing is proven.
+            State::Clean if audit.source == 0 => Self::new("muted", "no records yet", sum(audit)),
+            State::Clean if audit.uncounted > 0 => {
+                let text = format!(
+                    "{} Successes have no result, so losses are not found.",
+                    sum(audit)
+                );
+                Self::new("muted", "nothing doubled", text)
+            }
             State::Clean => Self::new("resolved", "clean", sum(audit)),
             State::NotClean => {
                 let defects = audit.defects.iter();
@@ -122,6 +135,18 @@ mod tests {
                 html::number(1_234),
                 html::number(1_200)
             )
+        );
+        let labels = |source, uncounted| {
+            let audit = PipelineAudit {
+                source,
+                uncounted,
+                ..audit(State::Clean)
+            };
+            Badge::of(Some(&audit)).label
+        };
+        assert_eq!(
+            [labels(0, 0), labels(5, 2)],
+            ["no records yet", "nothing doubled"]
         );
         let wrong = PipelineAudit {
             defects: vec![PipelineDefect {

@@ -13,8 +13,8 @@ pub struct PipelineAuditConfig {
     /// The time between two passes.
     #[serde(with = "display_from_str")]
     pub interval: HumanDuration,
-    /// The maximum number of records that are read per second.
-    pub records_per_second: u32,
+    /// The maximum number of bytes of records that are read per second.
+    pub bytes_per_second: u64,
     /// The maximum number of records and waiting copies of all pipelines that are kept in memory.
     pub max_kept: u32,
 }
@@ -22,9 +22,9 @@ pub struct PipelineAuditConfig {
 impl Default for PipelineAuditConfig {
     fn default() -> Self {
         Self {
-            enabled: true,
-            interval: HumanDuration::from_secs(30),
-            records_per_second: 20_000,
+            enabled: false,
+            interval: HumanDuration::from_secs(60),
+            bytes_per_second: 10_000_000,
             max_kept: 1_000_000,
         }
     }
@@ -36,8 +36,8 @@ impl PipelineAuditConfig {
         if !(least..=most).contains(&self.interval) {
             findings.report("pipeline_audit.interval", "must be from 1s to 1d");
         }
-        if self.records_per_second == 0 {
-            findings.report("pipeline_audit.records_per_second", "must be at least 1");
+        if self.bytes_per_second < 1_000 {
+            findings.report("pipeline_audit.bytes_per_second", "must be at least 1000");
         }
         if self.max_kept < 1_000 {
             findings.report("pipeline_audit.max_kept", "must be at least 1000");
@@ -55,7 +55,7 @@ mod tests {
     fn limits_are_checked() {
         for (text, field) in [
             ("interval: 10ms", "pipeline_audit.interval"),
-            ("records_per_second: 0", "pipeline_audit.records_per_second"),
+            ("bytes_per_second: 999", "pipeline_audit.bytes_per_second"),
             ("max_kept: 999", "pipeline_audit.max_kept"),
         ] {
             let text = format!("dlq_inspector: {{ pipeline_audit: {{ {text} }} }}");

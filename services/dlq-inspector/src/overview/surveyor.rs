@@ -172,7 +172,7 @@ impl Surveyor {
             controls: sources.control.is_known().then(|| sources.control.snapshot()),
             redrives: sources.jobs.state().map(|jobs| redrives(&jobs)),
             breakers: statuses.map(|statuses| statuses.breakers(at)),
-            audits: sources.pipeline_audits.messages(),
+            audits: sources.pipeline_audits.messages(at),
             incomplete,
         };
         self.history.note(&survey, self.pipelines.needed.iter(), &asked);

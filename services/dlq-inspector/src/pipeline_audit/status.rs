@@ -10,8 +10,8 @@ use redeliver_proto::convert::{time_of_record, to_timestamp};
 use redeliver_proto::v1;
 use v1::PipelineAuditState as State;
 
-/// How long a result holds while no other pass succeeds.
-const HOLDS: Duration = Duration::from_secs(600);
+/// How long a pass may take, and another one may fail, until a result is old.
+const PATIENCE: Duration = Duration::from_secs(600);
 /// How many findings of a kind are shown.
 const FINDINGS: usize = 3;
 /// The maximum size of each text, in bytes.
@@ -20,6 +20,8 @@ const MAX_TEXT: usize = 300;
 /// The result of the last complete pass, and what has happened since.
 #[derive(Debug, Default)]
 pub(crate) struct Status {
+    /// The time between two passes.
+    interval: Duration,
     state: State,
     since: Option<Timestamp>,
     problem: String,
@@ -37,6 +39,14 @@ struct Passed {
 }
 
 impl Status {
+    /// Nothing is known yet.
+    pub(crate) fn new(interval: Duration) -> Self {
+        Self {
+            interval,
+            ..Self::default()
+        }
+    }
+
     /// A pass has read this number of offsets of a total.
     pub(crate) fn progress(&mut self, read: u64, total: u64) {
         self.progress = (read, total);
@@ -73,10 +83,13 @@ impl Status {
             }
             Err(fault @ Fault::Read { .. }) => {
                 self.problem = bounded_text(&error_chain(&fault), MAX_TEXT);
-                let passed = self.passed.as_ref();
-                if passed.is_none_or(|passed| at.since(passed.at) > HOLDS) {
-                    self.enter(State::Unknown, passed.map_or(at, |passed| passed.at));
+                if self.passed.is_none() {
+                    self.enter(State::Unknown, at);
                 }
+            }
+            // Nothing was known of them.
+            Err(Fault::Cut(_)) if self.passed.is_none() && self.cut.is_none() => {
+                self.enter(State::Reading, at);
             }
             Err(fault) => {
                 self.problem = bounded_text(&error_chain(&fault), MAX_TEXT);
@@ -96,10 +109,14 @@ impl Status {
     }
 
     /// For overviews.
-    pub(crate) fn message(&self) -> v1::PipelineAudit {
-        let state = match self.state {
-            State::Unspecified => State::Reading,
-            state => state,
+    pub(crate) fn message(&self, now: Timestamp) -> v1::PipelineAudit {
+        let holds = PATIENCE + 2 * self.interval;
+        let old = self.passed.as_ref().map(|passed| passed.at);
+        let old = old.filter(|at| self.state == State::Clean && now.since(*at) > holds);
+        let (state, since) = match (self.state, old) {
+            (_, Some(at)) => (State::Unknown, Some(at)),
+            (State::Unspecified, None) => (State::Reading, None),
+            (state, None) => (state, self.since),
         };
         let (read, total) = match state {
             State::Reading => self.progress,
@@ -107,13 +124,16 @@ impl Status {
         };
         let mut message = v1::PipelineAudit {
             state: state.into(),
-            problem: self.problem.clone(),
+            problem: match old {
+                Some(_) if self.problem.is_empty() => "no audit was completed since then".to_owned(),
+                _ => self.problem.clone(),
+            },
             read,
             total,
             ..v1::PipelineAudit::default()
         };
         if let State::NotClean | State::Unknown = state {
-            message.since = self.since.map(to_timestamp);
+            message.since = since.map(to_timestamp);
         }
         if let Some(Passed {
             at,
@@ -184,17 +204,21 @@ mod tests {
         }
     }
 
-    /// The state and since when.
-    fn known(status: &Status) -> (State, Option<i64>) {
-        let message = status.message();
+    /// The state at a time, and since when.
+    fn known_at(status: &Status, now: i64) -> (State, Option<i64>) {
+        let message = status.message(at(now));
         (message.state(), message.since.map(|since| since.seconds))
+    }
+
+    fn known(status: &Status) -> (State, Option<i64>) {
+        known_at(status, 0)
     }
 
     #[test]
     fn pipeline_is_read_at_first() {
         let mut status = Status::default();
         status.progress(3, 7);
-        let message = status.message();
+        let message = status.message(at(0));
         assert_eq!(
             (message.state(), message.read, message.total),
             (State::Reading, 3, 7)
@@ -211,7 +235,7 @@ mod tests {
             status.add(at(time), Some(at(0)), Ok(lost(count)));
             assert_eq!(known(&status), (State::NotClean, Some(2)));
         }
-        let message = status.message();
+        let message = status.message(at(0));
         let defect = &message.defects[0];
         assert_eq!((&*defect.kind, defect.count, defect.first.len()), ("lost", 5, 3));
         assert_eq!(defect.first[0], "docs/0/1: gone");
@@ -224,21 +248,36 @@ mod tests {
 
     #[test]
     fn result_holds_for_a_while() {
-        let mut status = Status::default();
+        let mut status = Status::new(Duration::from_secs(60));
         status.add(at(1), None, Err(unreadable()));
         assert_eq!(known(&status), (State::Unknown, Some(1)));
         status.add(at(2), None, Ok(lost(0)));
-        status.add(at(602), None, Err(unreadable()));
-        assert_eq!(known(&status), (State::Clean, None));
+        // A pass that takes long is not over yet.
+        for (now, known) in [(722, (State::Clean, None)), (723, (State::Unknown, Some(2)))] {
+            assert_eq!(known_at(&status, now), known);
+        }
         assert_eq!(
-            status.message().problem,
-            "cannot read the source: topic `docs` does not exist"
+            status.message(at(723)).problem,
+            "no audit was completed since then"
         );
-        status.add(at(603), None, Err(unreadable()));
-        assert_eq!(known(&status), (State::Unknown, Some(2)));
-        status.add(at(604), None, Ok(lost(0)));
+        status.add(at(602), None, Err(unreadable()));
+        for (now, known) in [(722, (State::Clean, None)), (723, (State::Unknown, Some(2)))] {
+            assert_eq!(known_at(&status, now), known);
+            let problem = status.message(at(now)).problem;
+            assert_eq!(problem, "cannot read the source: topic `docs` does not exist");
+        }
+        status.add(at(724), None, Ok(lost(0)));
+        assert_eq!(known_at(&status, 724), (State::Clean, None));
+        assert_eq!(status.message(at(724)).problem, "");
+    }
+
+    #[test]
+    fn deletion_before_first_result_is_nothing() {
+        let mut status = Status::default();
+        status.add(at(1), None, Err(Fault::Cut("docs".into())));
+        assert_eq!(known(&status), (State::Reading, None));
+        status.add(at(2), Some(at(2)), Ok(lost(0)));
         assert_eq!(known(&status), (State::Clean, None));
-        assert_eq!(status.message().problem, "");
     }
 
     #[test]
@@ -248,7 +287,7 @@ mod tests {
         status.add(at(2), None, Err(Fault::Cut("docs".into())));
         status.add(at(3), None, Ok(lost(0)));
         assert_eq!(known(&status), (State::Unknown, Some(2)));
-        assert!(status.message().problem.contains("retention has removed"));
+        assert!(status.message(at(0)).problem.contains("retention has removed"));
         status.add(at(4), None, Ok(lost(1)));
         assert_eq!(known(&status), (State::NotClean, Some(4)));
         status.add(at(5), None, Ok(lost(0)));
@@ -261,7 +300,7 @@ mod tests {
         status.add(at(1), None, Ok(lost(1)));
         status.add(at(2), None, Err(Fault::Changed));
         assert_eq!(known(&status), (State::Reading, None));
-        assert!(status.message().defects.is_empty());
+        assert!(status.message(at(0)).defects.is_empty());
         status.add(at(3), None, Err(Fault::Full(7)));
         assert_eq!(known(&status), (State::Unknown, Some(3)));
     }

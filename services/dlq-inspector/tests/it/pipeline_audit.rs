@@ -106,11 +106,10 @@ async fn audit_finds_planted_defects() {
         let key = format!("pipelines.{}.{key}", plant.pipeline);
         plant.callers.env.base.set(&key, value);
     }
-    plant
-        .callers
-        .env
-        .base
-        .set("dlq_inspector.pipeline_audit.interval", "1s");
+    for (key, value) in [("enabled", "true"), ("interval", "1s")] {
+        let key = format!("dlq_inspector.pipeline_audit.{key}");
+        plant.callers.env.base.set(&key, value);
+    }
     for suffix in ["", "-retry-2h", "-retry-due", "-done"] {
         plant.callers.env.recreate_topic(&plant.topic(suffix), 1).await;
     }

@@ -22,7 +22,7 @@ const OF_TIERS: &str = "redeliver-retry-";
 /// The group id of clients that read outside of any group. librdkafka looks up its coordinator all the same.
 const READER: &str = "redeliver-reader";
 
-/// What the inspector does with dead-letter topics and outputs: it also reads their retention.
+/// What the inspector does with dead-letter topics: it also reads their retention.
 const OF_DEAD_LETTERS: [Operation; 2] = [Operation::Read, Operation::DescribeConfigs];
 
 /// A program with the configuration of this installation.
@@ -291,16 +291,21 @@ impl Permissions {
     /// What the inspector reads for waiting records and traces.
     fn scans(&mut self, config: &Config) {
         let mut waits_long = false;
+        // An audit asks whether they are compacted.
+        let of_audited: &[Operation] = match config.own.dlq_inspector.pipeline_audit.enabled {
+            true => &OF_DEAD_LETTERS,
+            false => &[Operation::Read],
+        };
         for pipeline in topics::pipelines(config) {
             for (topic, role) in pipeline.topics() {
-                let operations: &[Operation] = match role {
-                    TopicRole::Output => &OF_DEAD_LETTERS,
+                let operations = match role {
+                    TopicRole::Output => of_audited,
                     _ => &[Operation::Read],
                 };
                 self.topic(&topic, operations);
             }
             // A retired pipeline has a source, too.
-            self.topic(&pipeline.source, &[Operation::Read]);
+            self.topic(&pipeline.source, of_audited);
             let retries = Name::Prefix(format!("{}-retry-", pipeline.name));
             self.allow(Resource::Topic(retries), &[Operation::Read]);
             self.offsets(config, &pipeline.worker_group(""));

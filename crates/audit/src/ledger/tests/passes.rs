@@ -6,6 +6,8 @@ use proptest::prelude::*;
 
 use super::properties::{Defect, add_defect, defect, lives, order};
 use super::world::{Location, Seen, World, defects};
+use redeliver_core::headers::ORIGINAL_OFFSET;
+
 use super::*;
 
 /// A copy that is written at a moment, and completed at a later one.
@@ -56,7 +58,40 @@ fn history(world: &World, order: &[usize]) -> Vec<Copy> {
             });
         }
     }
+    renumber(&mut history);
     history
+}
+
+/// Gives the records of the source offsets in the order in which they were written.
+fn renumber(history: &mut [Copy]) {
+    let mut written: BTreeMap<i32, Vec<i64>> = BTreeMap::new();
+    for copy in history.iter().filter(|copy| copy.seen.role == Role::Source) {
+        let position = &copy.seen.record.position;
+        written
+            .entry(position.partition)
+            .or_default()
+            .push(position.offset);
+    }
+    let mut new: BTreeMap<(i32, i64), i64> = BTreeMap::new();
+    for (partition, offsets) in written {
+        let mut sorted = offsets.clone();
+        sorted.sort_unstable();
+        let places = offsets.into_iter().map(|offset| (partition, offset));
+        new.extend(places.zip(sorted));
+    }
+    for Copy { seen, .. } in history {
+        let record = &mut seen.record;
+        let origin = Arrival::salvaged(record).origin;
+        let of_origin = new.get(&(origin.partition, origin.offset)).map(i64::to_string);
+        let headers = record.headers.iter().map(|(name, value)| match &of_origin {
+            Some(offset) if name == ORIGINAL_OFFSET => (name, Some(offset.as_bytes())),
+            _ => (name, value),
+        });
+        record.headers = headers.collect();
+        if seen.role == Role::Source {
+            record.position.offset = new[&(record.position.partition, record.position.offset)];
+        }
+    }
 }
 
 fn is_new(world: &World, seen: &Seen) -> bool {
@@ -99,14 +134,14 @@ struct Passes {
 
 impl Passes {
     /// A pass as [`crate::pass`] makes it, of what is written before `now`. At first, it reads a part of it.
-    fn pass(&mut self, world: &World, history: &[Copy], now: usize, first_part: &BTreeSet<usize>) -> Report {
+    fn pass(&mut self, history: &[Copy], now: usize, first_part: &BTreeSet<usize>) -> Report {
         let unread_at: HashSet<Position> = history[..now]
             .iter()
             .filter(|copy| is_unread(copy, now))
             .map(|copy| copy.seen.record.position.clone())
             .collect();
         self.ledger.begin_pass(|position| unread_at.contains(position));
-        // Of the source, up to the last record that is completed; all of it if retries return to it.
+        // Of the source, up to the last record that is completed.
         let mut taken: BTreeMap<i32, (i64, i64)> = BTreeMap::new();
         for copy in history[..now]
             .iter()
@@ -117,7 +152,7 @@ impl Passes {
             } = copy.seen.record.position;
             let (to, end) = taken.entry(partition).or_default();
             *end = (*end).max(offset + 1);
-            if !is_unread(copy, now) || world.pipeline.return_to == ReturnTo::Source {
+            if !is_unread(copy, now) {
                 *to = (*to).max(offset + 1);
             }
         }
@@ -155,9 +190,9 @@ impl Passes {
             self.ledger.settle(false);
         }
         self.ledger.positions_known();
-        self.ledger.settle(true);
         let rest = history[..now].iter().filter(|copy| !is_taken(&copy.seen));
-        rest.for_each(|copy| self.ledger.not_taken(&copy.seen.record));
+        rest.for_each(|copy| self.ledger.read_ahead(&copy.seen.record));
+        self.ledger.settle(true);
         self.ledger.report()
     }
 }
@@ -195,7 +230,7 @@ fn check_passes(
     moments.extend([history.len(), history.len()]);
     moments.sort_unstable();
     for now in moments {
-        let report = passes.pass(world, history, now, parts);
+        let report = passes.pass(history, now, parts);
         compare_reports(&report, &full(world, history, now))?;
     }
     Ok(passes)
@@ -309,6 +344,28 @@ fn ended_record_is_not_taken() {
     ledger.output(end);
     let report = ledger.report();
     assert!(report.is_clean() && report.newer == 1, "{report}");
+}
+
+#[test]
+fn origins_before_beginning_are_forgotten() {
+    let world = World::with_one(ReturnTo::Due, 1, Location::Output);
+    let [_, tier, due, end] = &world.seen[..] else {
+        panic!("{:?}", world.seen)
+    };
+    let mut ledger = world.ledger();
+    ledger.begin_pass(|_| false);
+    ledger.source_is_read(0, 50, 50, 100);
+    // At once, so that an output that is kept longer than the source needs no memory.
+    ledger.output(&end.record);
+    ledger.settle(false);
+    assert_eq!((ledger.size(), ledger.report().source_gone), (0, 1));
+    ledger.tier(&tier.record, false);
+    ledger.due(&due.record, false);
+    ledger.positions_known();
+    ledger.settle(true);
+    let report = ledger.report();
+    assert_eq!((ledger.size(), report.source), (0, 0));
+    assert!(report.is_clean(), "{report}");
 }
 
 #[test]
