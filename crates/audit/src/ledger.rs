@@ -216,7 +216,7 @@ impl Ledger {
                 settled.uncounted += u64::from(is_settled);
                 return is_settled;
             }
-            // A failed attempt is followed by a copy that waits, and one that is due.
+            // A failed attempt is followed by a copy that waits, and one that is due. Throttled ones are not counted: their copies may be read later.
             let has_all = u32::from(life.copies) >= (2 * u32::from(life.retries)).min(u8::MAX.into());
             let is_settled = life.has(Mark::ENDED_BEFORE) && (is_complete || has_all);
             if is_settled {

@@ -3,11 +3,10 @@
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 
 use proptest::prelude::*;
+use redeliver_core::headers::ORIGINAL_OFFSET;
 
 use super::properties::{Defect, add_defect, defect, lives, order};
 use super::world::{Location, Seen, World, defects};
-use redeliver_core::headers::ORIGINAL_OFFSET;
-
 use super::*;
 
 /// A copy that is written at a moment, and completed at a later one.
@@ -198,8 +197,16 @@ impl Passes {
 }
 
 /// What two reports must have in common.
-fn compare_reports(passes: &Report, full: &Report) -> Result<(), TestCaseError> {
-    prop_assert_eq!(defects(passes), defects(full), "{}\n{}", passes, full);
+fn compare_reports(world: &World, passes: &Report, full: &Report) -> Result<(), TestCaseError> {
+    let (mut found, mut expected) = (defects(passes), defects(full));
+    if world.pipeline.long_waits.is_some() {
+        // A throttled attempt is no retry, so a record can be settled before its last copy is read, which is not compared then.
+        prop_assert!(passes.altered.count <= full.altered.count);
+        for defects in [&mut found, &mut expected] {
+            defects.retain(|(kind, _)| *kind != "altered");
+        }
+    }
+    prop_assert_eq!(found, expected, "{}\n{}", passes, full);
     let counts = |report: &Report| {
         let waiting = report.waiting;
         (
@@ -231,7 +238,7 @@ fn check_passes(
     moments.sort_unstable();
     for now in moments {
         let report = passes.pass(history, now, parts);
-        compare_reports(&report, &full(world, history, now))?;
+        compare_reports(world, &report, &full(world, history, now))?;
     }
     Ok(passes)
 }
