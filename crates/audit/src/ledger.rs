@@ -56,12 +56,8 @@ struct Ahead {
 struct Settled {
     output: u64,
     uncounted: u64,
-    source_gone: u64,
     retries: BTreeMap<u32, u64>,
 }
-
-/// The number of lives above which records without a result are settled before all copies were read.
-const ROOM: usize = 500_000;
 
 /// Collects the records of a pipeline whose handler writes one result per success.
 ///
@@ -116,7 +112,7 @@ impl Ledger {
         }
     }
 
-    /// Begins another pass: the committed offsets were read again. All ends that were added were written before that.
+    /// Begins a pass: the committed offsets were read. All ends that were added were written before that.
     pub fn begin_pass(&mut self, is_unread: impl Fn(&Position) -> bool) {
         let table = &mut self.table;
         for key in std::mem::take(&mut self.later_ends) {
@@ -147,8 +143,8 @@ impl Ledger {
         self.positions_are_known = false;
     }
 
-    /// A partition of the source was read from `begin` to `to`, and its group has completed no record from `to` to `end`. The origins before `begin` are not
-    /// checked.
+    /// A partition of the source was read from `begin` to `to`, and its group has completed no record from `to` to `end`. `begin` stays that of the first call:
+    /// records before it are not checked.
     pub fn source_is_read(&mut self, partition: i32, begin: i64, to: i64, end: i64) {
         let unread = Some((to, end.max(to)));
         let range = self
@@ -188,37 +184,22 @@ impl Ledger {
         self.table.len() + self.unread.values().map(Copies::len).sum::<usize>()
     }
 
-    /// Forgets records that have ended as they should, and keeps their number. `is_complete`: everything was read that was written before the committed
-    /// offsets were. Otherwise, records stay until all of their copies were read.
-    pub fn settle(&mut self, is_complete: bool) {
-        let (needs_result, has_room) = (self.successes_counted(), self.table.len() <= ROOM);
+    /// Forgets records that have ended as they should, and keeps their number, after a pass has read everything.
+    pub fn settle(&mut self) {
+        let needs_result = self.successes_counted();
         let (source, settled) = (&self.source, &mut self.settled);
         self.table.settle(|(partition, offset), is_redriven, life| {
-            let Some(range) = source.get(&partition) else {
-                return false;
-            };
-            let ends = u16::from(life.outputs) + u16::from(life.dead);
-            if life.waits_in().is_some() || ends > 1 || life.has(Mark::COUNTED) {
-                return false;
-            }
-            // It is not checked.
-            if offset < range.begin {
-                let is_settled = is_complete || ends == 1 && life.has(Mark::ENDED_BEFORE);
-                settled.source_gone += u64::from(is_settled);
-                return is_settled;
-            }
-            let is_read = range.unread.is_some_and(|(to, _)| offset < to);
-            if is_redriven || life.dead > 0 || !is_read || !life.has(Mark::IN_SOURCE) {
+            let read_to = source.get(&partition).and_then(|range| range.unread);
+            let is_read = read_to.is_some_and(|(to, _)| offset < to) && life.has(Mark::IN_SOURCE);
+            let is_last = !is_redriven && life.dead == 0 && life.waits_in().is_none();
+            if !is_read || !is_last || life.outputs > 1 || life.has(Mark::COUNTED) {
                 return false;
             }
-            if ends == 0 {
-                let is_settled = !needs_result && (is_complete || !has_room);
-                settled.uncounted += u64::from(is_settled);
-                return is_settled;
+            if life.outputs == 0 {
+                settled.uncounted += u64::from(!needs_result);
+                return !needs_result;
             }
-            // A failed attempt is followed by a copy that waits, and one that is due. Throttled ones are not counted: their copies may be read later.
-            let has_all = u32::from(life.copies) >= (2 * u32::from(life.retries)).min(u8::MAX.into());
-            let is_settled = life.has(Mark::ENDED_BEFORE) && (is_complete || has_all);
+            let is_settled = life.has(Mark::ENDED_BEFORE);
             if is_settled {
                 settled.output += 1;
                 *settled.retries.entry(u32::from(life.retries)).or_default() += 1;
@@ -255,7 +236,7 @@ impl Ledger {
     }
 
     /// Adds a record in the scheduler, from a command or a job. `unread`: whether the scheduler's group has not
-    /// processed the command yet. Returns the argument for [`Ledger::still_scheduled`], unless the record is foreign.
+    /// processed the command yet. Returns the argument for [`Ledger::still_scheduled`], unless the record is foreign or not checked.
     pub fn scheduled(&mut self, record: &Record, unread: bool) -> Option<Scheduled> {
         let origin = Arrival::salvaged(record).origin;
         let key = (origin.partition, origin.offset, content::life(record));
@@ -335,10 +316,19 @@ impl Ledger {
         }
     }
 
-    /// Adds a copy that is not an end. Returns false if it is foreign.
+    /// Whether a record came in before the audit has begun.
+    fn is_earlier(&self, origin: &Origin) -> bool {
+        let range = self.source.get(&origin.partition);
+        range.is_some_and(|range| range.unread.is_some() && origin.offset < range.begin)
+    }
+
+    /// Adds a copy that is not an end. Returns false if it is foreign, or not checked.
     fn copy(&mut self, record: &Record, origin: &Origin, role: Role, unread: bool) -> bool {
         if *origin.topic != *self.pipeline.source {
             self.add_foreign(record, Some(origin));
+            return false;
+        }
+        if self.is_earlier(origin) {
             return false;
         }
         let key = (origin.partition, origin.offset, content::life(record));
@@ -352,9 +342,6 @@ impl Ledger {
             Role::Scheduler => Mark::WITH_SCHEDULER,
             Role::Due | Role::Output | Role::Dead => Mark::IN_DUE,
         });
-        if matches!(role, Role::Tier | Role::Due) {
-            life.copies = life.copies.saturating_add(1);
-        }
         if unread {
             let Position {
                 topic,
@@ -412,6 +399,9 @@ impl Ledger {
             self.add_foreign(record, origin.as_ref());
             return;
         };
+        if self.is_earlier(origin) {
+            return;
+        }
         let retries = reserved
             .and_then(|reserved| reserved.retry_count().ok())
             .unwrap_or(0);
@@ -463,7 +453,6 @@ impl Ledger {
             source: settled.output + settled.uncounted,
             output: settled.output,
             uncounted: settled.uncounted,
-            source_gone: settled.source_gone,
             retries: settled.retries,
             successes_counted: self.successes_counted(),
             early: self.early.clone(),

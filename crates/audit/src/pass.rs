@@ -1,10 +1,6 @@
-//! One pipeline, pass after pass: each reads what is new since the one before.
-//!
-//! A pass has the steps of [`crate::run`]. Its first one also reads what the other topics contained before the committed offsets were read, in parts, so
-//! that the ledger can settle most records of a long topic early. The source is read up to the last record that its group has completed: a later one
-//! waits there, and has no other copy, unless it is a retry that has returned to the source. Where there can be some, the rest is read ahead, once.
+//! One pipeline, pass after pass: each reads what is new since the one before. The steps are those of [`crate::run`].
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -14,18 +10,13 @@ use redeliver_kafka::backlog::GroupPositions;
 use redeliver_kafka::reader::{ReadError, TopicReader};
 use redeliver_kafka::survey::{Extent, Surveyor};
 use redeliver_kafka::{KafkaSettings, TopicId};
-use redeliver_proto::long_wait;
 
 use crate::ledger::{Ledger, Scheduled};
 use crate::report::Report;
 
-/// The number of offsets in a part.
-const PART: u64 = 200_000;
-/// The number of parts of a pipeline after which it is the turn of others.
-const PARTS: u64 = 3;
-
-type Partition = (Arc<str>, i32);
-type Offsets = BTreeMap<Partition, i64>;
+pub(crate) type Partition = (Arc<str>, i32);
+pub(crate) type Offsets = BTreeMap<Partition, i64>;
+type Extents = BTreeMap<Partition, Extent>;
 
 /// Why a pass has failed.
 #[derive(Debug, thiserror::Error)]
@@ -38,23 +29,20 @@ pub enum Fault {
         /// The cause, which can be that of several pipelines.
         source: Arc<ReadError>,
     },
-    /// Records were deleted before they were read. The next pass begins again.
-    #[error("retention has removed records of {0} before they were read")]
-    Cut(Arc<str>),
-    /// An output or a source that may be compacted proves nothing.
+    /// A source or an output that may be compacted proves nothing.
     #[error(
         "topic `{0}` may be compacted, so records can be missing from it: its `cleanup.policy` must be `delete` and visible to the inspector"
     )]
     Compacted(Arc<str>),
-    /// A topic was created again, or committed offsets were reset. The next pass begins again.
+    /// Records were deleted before they were read. Begin again.
+    #[error("retention has removed records of {0} before they were read")]
+    Cut(Arc<str>),
+    /// A topic was created again, or committed offsets were reset. Begin again.
     #[error("a topic was created again, or committed offsets were reset")]
     Changed,
-    /// More records than permitted had to be kept. The next pass begins again.
+    /// More records than permitted had to be kept. Begin again.
     #[error("more than {0} records wait, are dead or have a defect")]
     Full(usize),
-    /// There was too much to read for one pass. The next one continues.
-    #[error("there is more to read")]
-    Unfinished,
     /// It gave up because it was told to.
     #[error("the process is ending")]
     Stopped,
@@ -71,7 +59,7 @@ pub(crate) fn failed<E: Into<Arc<ReadError>>>(step: &'static str) -> impl FnOnce
 pub struct Pace<'p> {
     /// The timeout of each step; in parts, the longest time without progress.
     pub timeout: Duration,
-    /// Whether a step may take longer, as long as it makes progress, and a pass may end before everything was read.
+    /// Whether a step may take longer, as long as it makes progress.
     pub in_parts: bool,
     /// The maximum number of bytes of records per second; `None`: no limit.
     pub bytes_per_second: Option<u64>,
@@ -79,9 +67,7 @@ pub struct Pace<'p> {
     pub max_kept: usize,
     /// Whether to give up.
     pub stop: &'p dyn Fn() -> bool,
-    /// Gets the name of a pipeline, how many offsets of it were read in this pass, and how many there are.
-    pub progress: &'p dyn Fn(&str, u64, u64),
-    /// How many records the other pipelines keep, and the one that keeps most.
+    /// How many records the other pipelines keep, and the one of those that were read in this pass that keeps most.
     pub(crate) kept_by_others: usize,
     pub(crate) kept_by_largest: usize,
     second: Instant,
@@ -98,7 +84,6 @@ impl<'p> Pace<'p> {
             bytes_per_second: None,
             max_kept: usize::MAX,
             stop,
-            progress: &|_, _, _| {},
             kept_by_others: 0,
             kept_by_largest: 0,
             second: Instant::now(),
@@ -107,13 +92,13 @@ impl<'p> Pace<'p> {
     }
 
     /// Whether a step ends with its timeout, although it makes progress.
-    pub(crate) fn ends_late(&self) -> impl Fn() -> bool + use<'p> {
+    fn ends_late(&self) -> impl Fn() -> bool + use<'p> {
         let (in_parts, stop) = (self.in_parts, self.stop);
         move || !in_parts || stop()
     }
 
     /// Counts a record, and pauses if there were too many bytes in the last second.
-    pub(crate) fn read(&mut self, record: &Record) {
+    fn count(&mut self, record: &Record) {
         let Some(bytes_per_second) = self.bytes_per_second else {
             return;
         };
@@ -141,65 +126,114 @@ pub(crate) struct Clients {
     pub(crate) scheduler: Option<(String, SchedulerTopics)>,
 }
 
+impl Clients {
+    /// The ids of topics. Empty with the embedded broker, which has none.
+    pub(crate) fn ids(&self, topics: &[Arc<str>]) -> Result<BTreeMap<String, TopicId>, ReadError> {
+        let names: Vec<&str> = topics.iter().map(|topic| &**topic).collect();
+        match self.settings.is_embedded {
+            true => Ok(BTreeMap::new()),
+            false => self.reader.topics().ids(&names),
+        }
+    }
+
+    /// Reads partitions from `next` on, up to `ends`, or to their ends now. `next` is the offset of the last record that was visited, plus 1; then the end.
+    pub(crate) fn read(
+        &mut self,
+        next: &mut Offsets,
+        is_read: impl Fn(&Partition) -> bool,
+        ends: Option<&Offsets>,
+        pace: &mut Pace<'_>,
+        mut visit: impl FnMut(&Record),
+    ) -> Result<(), ReadError> {
+        let ends: Option<Offsets> = ends.map(|ends| {
+            let ends = ends.iter().filter(|(partition, _)| is_read(partition));
+            ends.map(|(partition, end)| (partition.clone(), *end)).collect()
+        });
+        let parts = next.iter().filter(|(partition, _)| is_read(partition));
+        self.reader
+            .seek_all(parts.map(|(partition, next)| (partition.clone(), *next)));
+        let (timeout, stop) = (pace.timeout, pace.ends_late());
+        let of_record = |record: Record| {
+            let partition = (record.position.topic.clone(), record.position.partition);
+            let offset = record.position.offset;
+            // A record after the end is read again.
+            let is_after = ends
+                .as_ref()
+                .is_some_and(|ends| ends.get(&partition).is_none_or(|end| offset >= *end));
+            if let Some(next) = next.get_mut(&partition)
+                && offset >= *next
+                && !is_after
+            {
+                *next = offset + 1;
+                pace.count(&record);
+                visit(&record);
+            }
+        };
+        match &ends {
+            Some(ends) => self.reader.read_up_to(ends, timeout, stop, of_record)?,
+            None => self.reader.read_to_end_in_parts(timeout, stop, of_record)?,
+        }
+        for (partition, next) in next.iter_mut().filter(|(partition, _)| is_read(partition)) {
+            let end = match &ends {
+                Some(ends) => ends.get(partition).copied(),
+                None => self.reader.position(&partition.0, partition.1),
+            };
+            *next = end.unwrap_or(*next).max(*next);
+        }
+        Ok(())
+    }
+}
+
 /// The audit of a pipeline.
 pub struct PipelineAudit {
     pub(crate) pipeline: Pipeline,
     changes: HandlerChanges,
+    /// Whether only records are checked that come in after it has begun.
+    from_now: bool,
     ledger: Ledger,
     /// The topics of the pipeline.
     roles: HashMap<Arc<str>, TopicRole>,
     ids: BTreeMap<String, TopicId>,
-    /// Where the partitions began and ended before the committed offsets were read.
-    extents: BTreeMap<Partition, Extent>,
-    /// The next offset to read of each partition, and where reading has begun.
+    /// The next offset to read of each partition.
     next: Offsets,
+    /// Where the partitions ended before the committed offsets were read.
+    ends: Offsets,
+    /// Where reading began in this pass.
     begins: Offsets,
     positions: GroupPositions,
     /// The jobs of the scheduler that have not ended.
     jobs: HashMap<JobId, Scheduled>,
-    /// Whether it needs all records of the scheduler: it has begun, or has missed some.
-    pub(crate) lacks_scheduler: bool,
-    /// Whether the source is read ahead.
-    reads_ahead: bool,
-    /// Whether records are only checked if the output and the dead letters certainly contain their ends.
-    covers_recent: bool,
-    /// Since when records are checked; `None`: all that the source has.
     since: Option<Timestamp>,
-    /// Partitions of the source that do not begin with the first record, until a record was read.
-    begun: BTreeSet<i32>,
 }
 
 impl PipelineAudit {
-    /// An audit of all records of the source, which has read nothing. `changes`: what the handler of the pipeline may change in a result.
+    /// An audit of all records of the source. `changes`: what the handler of the pipeline may change in a result.
     #[must_use]
-    pub fn new(pipeline: Pipeline, changes: HandlerChanges) -> Self {
+    pub fn of_all(pipeline: Pipeline, changes: HandlerChanges) -> Self {
+        Self::new(pipeline, changes, false)
+    }
+
+    /// An audit of the records that come in after its first pass has begun, once workers take them. What was there before proves nothing: retention may have
+    /// removed results, or topics, offsets and settings may have been changed.
+    #[must_use]
+    pub fn from_now(pipeline: Pipeline, changes: HandlerChanges) -> Self {
+        Self::new(pipeline, changes, true)
+    }
+
+    fn new(pipeline: Pipeline, changes: HandlerChanges, from_now: bool) -> Self {
         Self {
             ledger: Ledger::new(&pipeline, changes),
-            reads_ahead: !pipeline.retired,
             pipeline,
             changes,
+            from_now,
             roles: HashMap::new(),
             ids: BTreeMap::new(),
-            extents: BTreeMap::new(),
             next: Offsets::new(),
+            ends: Offsets::new(),
             begins: Offsets::new(),
             positions: GroupPositions::default(),
             jobs: HashMap::new(),
-            lacks_scheduler: true,
-            covers_recent: false,
             since: None,
-            begun: BTreeSet::new(),
-        }
-    }
-
-    /// As [`PipelineAudit::new`], of the records that the workers have taken from the source. If retention has removed results or dead letters, only of
-    /// those that come in from now on.
-    #[must_use]
-    pub fn of_taken(pipeline: Pipeline, changes: HandlerChanges) -> Self {
-        Self {
-            covers_recent: true,
-            reads_ahead: pipeline.return_to == ReturnTo::Source && !pipeline.retired,
-            ..Self::new(pipeline, changes)
         }
     }
 
@@ -209,7 +243,7 @@ impl PipelineAudit {
         &self.pipeline.name
     }
 
-    /// Since when records are checked; `None`: all that were ever written.
+    /// When its first pass has begun.
     #[must_use]
     pub fn since(&self) -> Option<Timestamp> {
         self.since
@@ -217,128 +251,118 @@ impl PipelineAudit {
 
     /// Forgets everything.
     pub fn restart(&mut self) {
-        let new = match self.covers_recent {
-            true => Self::of_taken,
-            false => Self::new,
-        };
-        *self = new(self.pipeline.clone(), self.changes);
+        *self = Self::new(self.pipeline.clone(), self.changes, self.from_now);
     }
 
     pub(crate) fn waits_long(&self) -> bool {
         self.pipeline.long_waits.is_some()
     }
 
+    /// Whether it needs what is new in the topics of the scheduler.
+    pub(crate) fn reads_scheduler(&self) -> bool {
+        self.waits_long() && self.since.is_some()
+    }
+
     /// Begins a pass: reads the ends of topics, and then the committed offsets.
     pub(crate) fn begin(
         &mut self,
-        clients: &mut Clients,
+        clients: &Clients,
         roles: HashMap<Arc<str>, TopicRole>,
         now: Timestamp,
     ) -> Result<(), Fault> {
-        self.roles = roles;
-        let topics: Vec<Arc<str>> = self.roles.keys().cloned().collect();
-        let names: Vec<&str> = topics.iter().map(|topic| &**topic).collect();
-        // Without ids, a topic that was created again has fewer records, at least at first.
-        let ids = match clients.settings.is_embedded {
-            true => BTreeMap::new(),
-            false => {
-                let ids = clients.reader.topics().ids(&names);
-                ids.map_err(failed("request the ids of the topics"))?
-            }
+        let topics: Vec<Arc<str>> = roles.keys().cloned().collect();
+        // The source last: no copy of a record after its end is before the end of another topic.
+        let (source, others): (Vec<_>, Vec<_>) = topics
+            .iter()
+            .cloned()
+            .partition(|topic| roles[topic] == TopicRole::Source);
+        let ends = |topics: &[Arc<str>]| {
+            let extents = clients.reader.extents(topics);
+            extents.map_err(failed("read the ends of the topics"))
         };
+        let mut extents = ends(&others)?;
+        extents.append(&mut ends(&source)?);
+
+        let groups = self.groups(clients, &roles);
+        let positions = GroupPositions::read(&clients.settings, &groups);
+        let positions = positions.map_err(failed("read the committed offsets"))?;
+        // A group can commit for a new topic only after it was created.
+        let ids = clients.ids(&topics);
+        let ids = ids.map_err(failed("request the ids of the topics"))?;
+        let positions = positions.of_topics(&ids);
         let is_other =
             |(topic, id): (&String, &TopicId)| self.ids.get(topic).is_some_and(|known| known != id);
-        if ids.iter().any(is_other) {
+        if ids.iter().any(is_other) || positions.is_behind(&self.positions) {
             return Err(Fault::Changed);
         }
-        self.ids.extend(ids);
-        let extents = clients.reader.extents(&topics);
-        self.extents = extents.map_err(failed("read the ends of the topics"))?;
-        self.check_next()?;
-        self.begin_partitions(clients, now)?;
+        if self.from_now && self.since.is_none() {
+            self.check_compaction(clients, &roles)?;
+        }
+        self.roles = roles;
+        self.check_next(&extents)?;
 
-        let of_pipeline = self.roles.iter().filter_map(|(topic, role)| {
+        let begins_now = self.from_now && self.since.is_none();
+        for (partition, Extent { low, end }) in &extents {
+            let begin = if begins_now { *end } else { *low };
+            let next = *self.next.entry(partition.clone()).or_insert(begin);
+            if self.from_now && *partition.0 == *self.pipeline.source {
+                self.ledger.source_is_read(partition.1, next, next, *end);
+            }
+        }
+        self.ends = extents
+            .into_iter()
+            .map(|(partition, extent)| (partition, extent.end))
+            .collect();
+        self.begins = self.next.clone();
+        self.ids.extend(ids);
+        self.ledger.begin_pass(|position| positions.is_unread(position));
+        self.positions = positions;
+        self.since.get_or_insert(now);
+        Ok(())
+    }
+
+    /// The groups that read the topics.
+    fn groups(&self, clients: &Clients, roles: &HashMap<Arc<str>, TopicRole>) -> Vec<(String, Arc<str>)> {
+        let of_pipeline = roles.iter().filter_map(|(topic, role)| {
             let group = self.pipeline.reading_group(*role, &clients.settings.id_prefix)?;
             Some((group, topic.clone()))
         });
         let of_scheduler = clients.scheduler.as_ref().filter(|_| self.waits_long());
         let of_scheduler = of_scheduler.map(|(group, topics)| (group.clone(), topics.ingest.clone()));
-        let groups: Vec<(String, Arc<str>)> = of_pipeline.chain(of_scheduler).collect();
-        let positions =
-            GroupPositions::read(&clients.settings, &groups).map_err(failed("read the committed offsets"))?;
-        if positions.is_behind(&self.positions) {
-            return Err(Fault::Changed);
-        }
-        self.ledger.begin_pass(|position| positions.is_unread(position));
-        self.positions = positions;
-        Ok(())
+        of_pipeline.chain(of_scheduler).collect()
     }
 
-    /// Compares where partitions begin and end with what was read of them.
-    fn check_next(&mut self) -> Result<(), Fault> {
-        for (partition, extent) in &self.extents {
+    fn check_compaction(&self, clients: &Clients, roles: &HashMap<Arc<str>, TopicRole>) -> Result<(), Fault> {
+        if clients.settings.is_embedded {
+            return Ok(());
+        }
+        let topics = roles.iter();
+        let topics = topics.filter(|(_, role)| matches!(role, TopicRole::Source | TopicRole::Output));
+        let compacted = clients
+            .surveyor
+            .may_compact(topics.map(|(topic, _)| topic.clone()).collect());
+        match compacted.map_err(failed("read the settings of the topics"))? {
+            Some(topic) => Err(Fault::Compacted(topic)),
+            None => Ok(()),
+        }
+    }
+
+    /// Compares where partitions begin and end with what is to be read next.
+    fn check_next(&mut self, extents: &Extents) -> Result<(), Fault> {
+        for (partition, extent) in extents {
             let Some(next) = self.next.get_mut(partition) else {
                 continue;
             };
             if extent.end < *next {
                 return Err(Fault::Changed);
             }
-            let removed = extent.low - *next;
-            match self.roles.get(&partition.0) {
-                // Without a marker of a transaction at the end of what was completed.
-                Some(TopicRole::Source) if removed > 1 => return Err(Fault::Cut(partition.0.clone())),
-                Some(TopicRole::Output | TopicRole::DeadLetter) if removed > 0 => {
-                    return Err(Fault::Cut(partition.0.clone()));
-                }
-                // What was deleted was either processed, or is lost.
-                _ => *next = (*next).max(extent.low),
+            if is_cut(&self.roles, partition, extent, *next) {
+                return Err(Fault::Cut(partition.0.clone()));
             }
+            // What was deleted of others was either processed, or is lost.
+            *next = (*next).max(extent.low);
         }
         Ok(())
-    }
-
-    /// Decides where to begin with partitions that are new.
-    fn begin_partitions(&mut self, clients: &mut Clients, now: Timestamp) -> Result<(), Fault> {
-        let new = self.extents.iter();
-        let new = new.filter(|(partition, _)| !self.next.contains_key(*partition));
-        let new: Vec<(Partition, Extent)> = new
-            .map(|(partition, extent)| (partition.clone(), *extent))
-            .collect();
-        let is_from_now = self.covers_recent && !new.is_empty() && self.lacks_ends(clients, &new)?;
-        if is_from_now {
-            self.since = Some(now);
-        }
-        for (partition, extent) in new {
-            let is_source = self.roles.get(&partition.0) == Some(&TopicRole::Source);
-            let begin = match is_source && is_from_now {
-                true => extent.end,
-                false => extent.low,
-            };
-            if is_source && extent.low > 0 && !is_from_now {
-                self.begun.insert(partition.1);
-            }
-            self.begins.insert(partition.clone(), begin);
-            self.next.insert(partition, begin);
-        }
-        Ok(())
-    }
-
-    /// Whether results or dead letters were removed from these partitions.
-    fn lacks_ends(&self, clients: &Clients, new: &[(Partition, Extent)]) -> Result<bool, Fault> {
-        let role = |topic: &Arc<str>| self.roles.get(topic);
-        let is_end =
-            |topic: &Arc<str>| matches!(role(topic), Some(TopicRole::Output | TopicRole::DeadLetter));
-        let topics = new.iter().map(|((topic, _), _)| topic);
-        let topics = topics.filter(|topic| is_end(topic) || role(topic) == Some(&TopicRole::Source));
-        let topics: BTreeSet<Arc<str>> = topics.cloned().collect();
-        if !clients.settings.is_embedded {
-            let compacted = clients.surveyor.may_compact(topics.into_iter().collect());
-            if let Some(topic) = compacted.map_err(failed("read the settings of the topics"))? {
-                return Err(Fault::Compacted(topic));
-            }
-        }
-        let mut ends = new.iter().filter(|((topic, _), _)| is_end(topic));
-        Ok(ends.any(|(_, extent)| extent.low > 0))
     }
 
     /// Adds a command or a job of the scheduler.
@@ -355,33 +379,117 @@ impl PipelineAudit {
         }
     }
 
-    pub(crate) fn forget_jobs(&mut self) {
-        self.jobs.clear();
-    }
-
     /// Reads what is new, after the scheduler was read.
-    pub(crate) fn read(&mut self, reader: &mut TopicReader, pace: &mut Pace<'_>) -> Result<Report, Fault> {
+    pub(crate) fn read(&mut self, clients: &mut Clients, pace: &mut Pace<'_>) -> Result<Report, Fault> {
+        let is_end = |role: &TopicRole| matches!(role, TopicRole::Output | TopicRole::DeadLetter);
         for scheduled in self.jobs.values() {
             self.ledger.still_scheduled(*scheduled);
         }
-        self.read_parts(reader, pace)?;
+        let (step, ends) = ("read the output and the dead letters", self.ends.clone());
+        self.visit(clients, pace, step, is_end, Some(&ends))?;
         self.ledger.positions_known();
-        self.read_to_end(reader, pace, "read the tiers and the due topic", |role| {
-            matches!(role, TopicRole::Tier(_) | TopicRole::Due)
-        })?;
-        loop {
-            self.read_source(reader, pace)?;
-            self.read_to_end(reader, pace, "read the output and the dead letters", |role| {
-                matches!(role, TopicRole::Output | TopicRole::DeadLetter)
-            })?;
-            self.ledger.settle(true);
-            self.check_size(pace)?;
-            let report = self.ledger.report();
-            // A record that has returned to the source can wait in the part that was not read, if `return_to` was changed.
-            if report.lost.is_empty() || self.reads_ahead || self.pipeline.retired {
-                return Ok(report);
+        let waits = |role: &TopicRole| matches!(role, TopicRole::Tier(_) | TopicRole::Due);
+        self.visit(clients, pace, "read the tiers and the due topic", waits, None)?;
+        self.read_source(clients, pace)?;
+        self.visit(clients, pace, step, is_end, None)?;
+        if self.from_now {
+            self.check_low(clients)?;
+            self.ledger.settle();
+        }
+        self.check_size(pace)?;
+        Ok(self.ledger.report())
+    }
+
+    /// Reads the source: all of it, or what its group has completed.
+    fn read_source(&mut self, clients: &mut Clients, pace: &mut Pace<'_>) -> Result<(), Fault> {
+        let step = "read the source";
+        let is_source = |role: &TopicRole| *role == TopicRole::Source;
+        if !self.from_now {
+            return self.visit(clients, pace, step, is_source, None);
+        }
+        let source = self.pipeline.source.clone();
+        // What was completed after the ends were read waits for the next pass.
+        let taken = self.ends.iter().filter(|((topic, _), _)| *topic == source);
+        let taken: Offsets = taken
+            .map(|(partition, end)| {
+                let completed = self.positions.completed_to(&partition.0, partition.1);
+                let next = self.next[partition];
+                (
+                    partition.clone(),
+                    completed.unwrap_or(next).clamp(next, (*end).max(next)),
+                )
+            })
+            .collect();
+        self.visit(clients, pace, step, is_source, Some(&taken))?;
+        for ((_, number), to) in &taken {
+            let end = self.ends[&(source.clone(), *number)];
+            self.ledger.source_is_read(*number, *to, *to, end);
+        }
+        if self.pipeline.return_to == ReturnTo::Source {
+            // A retry that has returned can wait in the rest.
+            let mut ahead = taken;
+            for ((_, number), to) in &mut ahead {
+                *to = self.ledger.ahead_to(*number).max(*to);
             }
-            self.reads_ahead = true;
+            let ledger = &mut self.ledger;
+            let read = clients.read(
+                &mut ahead,
+                |_| true,
+                None,
+                pace,
+                |record| ledger.read_ahead(record),
+            );
+            read.map_err(failed(step))?;
+        }
+        Ok(())
+    }
+
+    /// Reads topics up to `ends`, or to their ends now.
+    fn visit(
+        &mut self,
+        clients: &mut Clients,
+        pace: &mut Pace<'_>,
+        step: &'static str,
+        is_read: impl Fn(&TopicRole) -> bool,
+        ends: Option<&Offsets>,
+    ) -> Result<(), Fault> {
+        let Self {
+            roles,
+            ledger,
+            positions,
+            next,
+            pipeline,
+            ..
+        } = self;
+        let is_read = |(topic, _): &Partition| roles.get(topic).is_some_and(&is_read);
+        let read = clients.read(next, is_read, ends, pace, |record| {
+            let unread = || positions.is_unread(&record.position);
+            match roles.get(&record.position.topic) {
+                Some(TopicRole::Output) => ledger.output(record),
+                Some(TopicRole::DeadLetter) => ledger.dead(record),
+                Some(TopicRole::Tier(_)) => ledger.tier(record, unread()),
+                Some(TopicRole::Due) => ledger.due(record, unread()),
+                // A retired pipeline never processes the unread records of its source.
+                Some(TopicRole::Source) if pipeline.retired && unread() => {}
+                Some(TopicRole::Source) => ledger.source(record, unread()),
+                None => {}
+            }
+        });
+        read.map_err(failed(step))
+    }
+
+    /// Whether records were deleted while they were read.
+    fn check_low(&self, clients: &Clients) -> Result<(), Fault> {
+        let topics: Vec<Arc<str>> = self.roles.keys().cloned().collect();
+        let extents = clients.reader.extents(&topics);
+        let extents = extents.map_err(failed("read the ends of the topics"))?;
+        let cut = extents.iter().find(|(partition, extent)| {
+            let begin = self.begins.get(*partition);
+            begin.is_some_and(|begin| is_cut(&self.roles, partition, extent, *begin))
+        });
+        match cut {
+            Some((partition, _)) => Err(Fault::Cut(partition.0.clone())),
+            None => Ok(()),
         }
     }
 
@@ -391,250 +499,25 @@ impl PipelineAudit {
         self.ledger.size() + self.jobs.len()
     }
 
+    /// The largest audit gives up first.
     fn check_size(&self, pace: &Pace<'_>) -> Result<(), Fault> {
-        if self.kept() + pace.kept_by_others <= pace.max_kept {
-            Ok(())
-        } else if self.kept() < pace.kept_by_largest {
-            // It is the turn of the largest one, which is given up.
-            Err(Fault::Unfinished)
-        } else {
-            Err(Fault::Full(pace.max_kept))
-        }
-    }
-
-    /// Reads what was written before the committed offsets were read.
-    fn read_parts(&mut self, reader: &mut TopicReader, pace: &mut Pace<'_>) -> Result<(), Fault> {
-        let begin = self.next.clone();
-        let mut ends: Offsets = self
-            .extents
-            .iter()
-            .map(|(partition, extent)| (partition.clone(), extent.end))
-            .collect();
-        for (partition, taken) in self.taken() {
-            if let Some(end) = ends.get_mut(&partition) {
-                *end = taken.min(*end);
-            }
-        }
-        let offsets = |partition: &Partition| -> u64 {
-            let rest = ends[partition] - begin.get(partition).copied().unwrap_or(0);
-            u64::try_from(rest).unwrap_or(0)
-        };
-        let total: u64 = ends.keys().map(offsets).sum();
-        let parts = total / PART + 1;
-        for part in 1..=parts {
-            let until = ends.keys().map(|partition| {
-                let left = u128::from(offsets(partition)) * u128::from(parts - part) / u128::from(parts);
-                let left = i64::try_from(left).unwrap_or(i64::MAX);
-                (partition.clone(), ends[partition] - left)
-            });
-            self.read_up_to(reader, pace, until.collect(), "read the topics")?;
-            self.ledger.settle(false);
-            self.check_size(pace)?;
-            (pace.progress)(&self.pipeline.name, total / parts * part, total);
-            if (pace.stop)() {
-                return Err(Fault::Stopped);
-            }
-            if pace.in_parts && part < parts && part == PARTS {
-                return Err(Fault::Unfinished);
-            }
-        }
-        Ok(())
-    }
-
-    /// Reads what the group of the source has completed, and the rest ahead.
-    fn read_source(&mut self, reader: &mut TopicReader, pace: &mut Pace<'_>) -> Result<(), Fault> {
-        let step = "read the source";
-        let mut ends: Offsets = self.taken().collect();
-        let is_newer = |(partition, taken): (&Partition, &i64)| {
-            self.extents
-                .get(partition)
-                .is_some_and(|extent| extent.end < *taken)
-        };
-        if ends.iter().any(is_newer) {
-            let source = [self.pipeline.source.clone()];
-            let extents = reader.extents(&source).map_err(failed(step))?;
-            ends.retain(|partition, taken| {
-                let extent = extents.get(partition);
-                *taken = extent.map_or(*taken, |extent| extent.end.min(*taken));
-                extent.is_some()
-            });
-        }
-        self.read_up_to(reader, pace, ends, step)?;
-        if !self.reads_ahead {
-            return Ok(());
-        }
-        let ledger = &mut self.ledger;
-        let source = self
-            .next
-            .iter()
-            .filter(|((topic, _), _)| *topic == self.pipeline.source);
-        reader.seek_all(source.map(|(partition, next)| {
-            let from = ledger.ahead_to(partition.1).max(*next);
-            (partition.clone(), from)
-        }));
-        let next = &self.next;
-        let (timeout, stop) = (pace.timeout, pace.ends_late());
-        let read = reader.read_to_end_in_parts(timeout, stop, |record| {
-            pace.read(&record);
-            let partition = (record.position.topic.clone(), record.position.partition);
-            if next
-                .get(&partition)
-                .is_none_or(|next| record.position.offset >= *next)
-            {
-                ledger.read_ahead(&record);
-            }
-        });
-        read.map_err(failed(step))
-    }
-
-    /// The partitions of the source with the offsets to read next.
-    fn of_source(&self) -> impl Iterator<Item = (Partition, i64)> {
-        let source = self.pipeline.source.clone();
-        let of_source = self.next.iter();
-        let of_source = of_source.filter(move |((topic, _), _)| *topic == source);
-        of_source.map(|(partition, next)| (partition.clone(), *next))
-    }
-
-    /// Up to where the group has completed records of the source.
-    fn taken(&self) -> impl Iterator<Item = (Partition, i64)> {
-        self.of_source().map(|((topic, number), next)| {
-            let taken = self.positions.completed_to(&topic, number);
-            ((topic, number), taken.unwrap_or(next).max(next))
-        })
-    }
-
-    fn source_is_read(&mut self, partition: &Partition, to: i64) {
-        let begin = self.begins.get(partition).copied().unwrap_or(0);
-        let end = self.extents.get(partition).map_or(to, |extent| extent.end);
-        let (begin, end) = match self.pipeline.retired {
-            false => (begin, end),
-            // No one takes what is left. Without a committed offset, it is unknown what was taken.
-            true if self.positions.completed_to(&partition.0, partition.1).is_none() => (end, end),
-            true => (begin, to),
-        };
-        self.ledger.source_is_read(partition.1, begin, to, end);
-    }
-
-    /// Reads partitions up to these offsets, which are not after their ends.
-    fn read_up_to(
-        &mut self,
-        reader: &mut TopicReader,
-        pace: &mut Pace<'_>,
-        until: Offsets,
-        step: &'static str,
-    ) -> Result<(), Fault> {
-        self.seek(reader, |partition| until.contains_key(partition));
-        let (timeout, stop) = (pace.timeout, pace.ends_late());
-        let read = reader.read_up_to(&until, timeout, stop, |record| {
-            let partition = (record.position.topic.clone(), record.position.partition);
-            // A record after the end is read again.
-            if until
-                .get(&partition)
-                .is_some_and(|end| record.position.offset < *end)
-            {
-                pace.read(&record);
-                self.visit(partition, &record);
-            }
-        });
-        read.map_err(failed(step))?;
-        for (partition, end) in until {
-            if partition.0 == self.pipeline.source {
-                self.source_is_read(&partition, end);
-            }
-            let next = self.next.entry(partition).or_insert(end);
-            *next = end.max(*next);
-        }
-        Ok(())
-    }
-
-    /// Reads topics to their ends.
-    fn read_to_end(
-        &mut self,
-        reader: &mut TopicReader,
-        pace: &mut Pace<'_>,
-        step: &'static str,
-        is_read: impl Fn(&TopicRole) -> bool,
-    ) -> Result<(), Fault> {
-        let roles = self.roles.clone();
-        let is_read = |topic: &Arc<str>| roles.get(topic).is_some_and(&is_read);
-        self.seek(reader, |(topic, _)| is_read(topic));
-        let (timeout, stop) = (pace.timeout, pace.ends_late());
-        let read = reader.read_to_end_in_parts(timeout, stop, |record| {
-            pace.read(&record);
-            let partition = (record.position.topic.clone(), record.position.partition);
-            self.visit(partition, &record);
-        });
-        read.map_err(failed(step))?;
-        for ((topic, partition), next) in &mut self.next {
-            if is_read(topic)
-                && let Some(position) = reader.position(topic, *partition)
-            {
-                *next = position.max(*next);
-            }
-        }
-        Ok(())
-    }
-
-    fn seek(&self, reader: &mut TopicReader, is_read: impl Fn(&Partition) -> bool) {
-        let parts = self.next.iter().filter(|(partition, _)| is_read(partition));
-        reader.seek_all(parts.map(|(partition, next)| (partition.clone(), *next)));
-    }
-
-    fn visit(&mut self, partition: Partition, record: &Record) {
-        let (number, offset) = (partition.1, record.position.offset);
-        let Some(role) = self.roles.get(&partition.0).copied() else {
-            return;
-        };
-        // The reader can return a record again.
-        let next = self.next.entry(partition).or_insert(0);
-        if offset < *next {
-            return;
-        }
-        *next = offset + 1;
-        match role {
-            TopicRole::Output => self.ledger.output(record),
-            TopicRole::DeadLetter => self.ledger.dead(record),
-            TopicRole::Tier(_) => self
-                .ledger
-                .tier(record, self.positions.is_unread(&record.position)),
-            TopicRole::Due => self
-                .ledger
-                .due(record, self.positions.is_unread(&record.position)),
-            TopicRole::Source => {
-                if self.begun.remove(&number) {
-                    self.since = self.since.max(record.timestamp);
-                }
-                let unread = self.positions.is_unread(&record.position);
-                // A retired pipeline never processes the unread records of its source.
-                if !(self.pipeline.retired && unread) {
-                    self.ledger.source(record, unread);
-                }
-            }
+        let is_full = self.kept() + pace.kept_by_others > pace.max_kept;
+        match is_full && self.kept() >= pace.kept_by_largest {
+            true => Err(Fault::Full(pace.max_kept)),
+            false => Ok(()),
         }
     }
 }
 
-/// The command of a long wait, or the job, with the name of its pipeline.
-pub(crate) fn long_wait(record: &Record, topics: &SchedulerTopics) -> LongWait {
-    if record.position.topic == topics.ingest {
-        return LongWait::Command(long_wait::unwrap_any(record));
+/// Whether records from `next` on were deleted that are needed.
+fn is_cut(roles: &HashMap<Arc<str>, TopicRole>, partition: &Partition, extent: &Extent, next: i64) -> bool {
+    let removed = extent.low - next;
+    match roles.get(&partition.0) {
+        // Without a marker of a transaction at the end of what was completed.
+        Some(TopicRole::Source) => removed > 1,
+        Some(TopicRole::Output | TopicRole::DeadLetter) => removed > 0,
+        _ => false,
     }
-    let key = record
-        .key
-        .as_deref()
-        .and_then(|key| std::str::from_utf8(key).ok());
-    match key.and_then(|key| key.parse().ok()) {
-        Some(id) => LongWait::Job(id, long_wait::unwrap_any_state(record)),
-        None => LongWait::Command(None),
-    }
-}
-
-/// What a record of the scheduler says about pipelines.
-pub(crate) enum LongWait {
-    /// A record in a command.
-    Command(Option<(String, Record)>),
-    /// A record in a job; `None` if the job has ended, or has no record.
-    Job(JobId, Option<(String, Record)>),
 }
 
 #[cfg(test)]
@@ -647,8 +530,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn largest_audit_is_given_up() {
-        let mut audit = PipelineAudit::new(Pipeline::new("docs"), HandlerChanges::Nothing);
+    fn largest_audit_gives_up() {
+        let mut audit = PipelineAudit::of_all(Pipeline::new("docs"), HandlerChanges::Nothing);
         for offset in ["1", "2", "3"] {
             let headers = [
                 (PIPELINE, "docs"),
@@ -674,14 +557,9 @@ mod tests {
         let stop = || false;
         let mut pace = Pace::new(Duration::ZERO, &stop);
         pace.max_kept = 10;
-        let check = |pace: &Pace<'_>| format!("{:?}", audit.check_size(pace));
-        for (others, largest, expected) in [
-            (7, 7, "Ok(())"),
-            (8, 4, "Err(Unfinished)"),
-            (8, 3, "Err(Full(10))"),
-        ] {
+        for (others, largest, expected) in [(7, 7, "Ok(())"), (8, 4, "Ok(())"), (8, 3, "Err(Full(10))")] {
             (pace.kept_by_others, pace.kept_by_largest) = (others, largest);
-            assert_eq!(check(&pace), expected);
+            assert_eq!(format!("{:?}", audit.check_size(&pace)), expected);
         }
     }
 }

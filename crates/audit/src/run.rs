@@ -2,15 +2,13 @@
 //!
 //! A pass has four steps, in this order:
 //!
-//! 1. Read the output and the dead letters to their ends.
+//! 1. Request the ends of all topics, those of the source last.
 //! 2. Read the committed offsets: of the workers' group in the source and the due topic, of each tier's group in the
 //!    topic of the tier, and of the scheduler's group in the ingest topic.
-//! 3. Read to their ends: the ingest and state topic of the scheduler, if long waits go there; then the tiers and the
-//!    due topic; then the source, up to the last record that its group had completed in step 2. A record is *unread* if its offset is at or after the
-//!    committed offset of its group and not in the completed set. A job is unread if its newest state has not ended.
+//! 3. Read the output and the dead letters up to the ends of step 1. Then read to their ends: the ingest and state topic of the scheduler, if long waits go
+//!    there; the tiers and the due topic; the source. A record is *unread* if its offset is at or after the committed offset of its group and not in the
+//!    completed set. A job is unread if its newest state has not ended.
 //! 4. Read the output and the dead letters again, to their new ends.
-//!
-//! In step 2, only the ends of step 1 are known. They are read after it, with the parts of the other topics that are as old ([`crate::pass`]).
 //!
 //! # Why a record that is not lost is never reported as lost
 //! One transaction completes a record's offset and writes its next copy. So the copies of a record form a chain: c0 in
@@ -25,22 +23,26 @@
 //! reads the due topic after the state topic. So it reads that record, and the record is unread.
 //!
 //! # Why a record that is not doubled is never reported as doubled
-//! A chain has one end. If step 1 read an end, all copies in its chain were complete before step 2, whose result
+//! A chain has one end. If an end is before the ends of step 1, all copies in its chain were complete before step 2, whose result
 //! includes transactions that are committed but not applied yet. So an unread copy belongs to a second chain, and so
 //! does a job that has not ended in step 3.
 //!
-//! Tiers are read before the source, so that the source contains the origins that they name: those that were completed after step 2 are not checked until
-//! the next pass.
+//! Tiers are read before the source, so that the source contains the origins that they name.
 //!
-//! # Several passes
-//! A pass need not read again what the one before has read: the copies that were unread are remembered, and compared with the new committed offsets. If a record
-//! has ended before step 2 of a pass, step 3 of the same pass reads the last copies of its chain. So a copy that a later pass reads belongs to a second
-//! chain, as another end does, and the record need not be remembered.
+//! # From now on
+//! An audit that goes on ([`PipelineAudit::from_now`]) begins with its first step 1: a record that is in the source after it has all of its copies after the ends
+//! of the other topics. It reads what is new:
+//!
+//! - The copies that were unread are remembered, and compared with the new committed offsets.
+//! - The source is read up to the last record that was complete in step 2. A later one waits there, and has no other copy. If retries return to the source, the
+//!   rest is read ahead, and of the rest, only retries are kept.
+//! - A record that has ended before step 2, and does not wait, is forgotten. Step 3 has read all copies of its chain, so that a copy that a later pass reads belongs
+//!   to a second chain, as another end does.
 //!
 //! # Assumptions
 //! - The topics still contain the ends of all records in the source. If the retention of the output is shorter than
-//!   that of the source, old records are reported as lost.
-//! - The number of partitions does not change during the audit.
+//!   that of the source, an audit of all records reports old ones as lost. An audit from now on notices it.
+//! - The number of partitions does not change during a pass.
 //!
 //! In a pipeline that drops results, a second result is not found if a pass was between them.
 //!
@@ -51,12 +53,13 @@ use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 use std::time::Duration;
 
-use redeliver_core::{HandlerChanges, Pipeline, SchedulerTopics, Timestamp};
-use redeliver_kafka::KafkaSettings;
+use redeliver_core::{HandlerChanges, JobId, Pipeline, Record, SchedulerTopics, Timestamp};
 use redeliver_kafka::reader::{ReadError, TopicReader};
-use redeliver_kafka::survey::Surveyor;
+use redeliver_kafka::survey::{Extent, Surveyor};
+use redeliver_kafka::{KafkaSettings, TopicId};
+use redeliver_proto::long_wait;
 
-use crate::pass::{Clients, Fault, LongWait, Pace, PipelineAudit, failed, long_wait};
+use crate::pass::{Clients, Fault, Offsets, Pace, PipelineAudit, failed};
 use crate::report::Report;
 
 /// The options of an audit.
@@ -101,40 +104,45 @@ pub fn audit(
     pipeline: &Pipeline,
     options: &AuditOptions,
 ) -> Result<Report, AuditError> {
-    let mut audits = [PipelineAudit::new(pipeline.clone(), options.changes)];
+    let mut audits = [PipelineAudit::of_all(pipeline.clone(), options.changes)];
     let stop = || false;
     let mut pace = Pace::new(options.timeout, &stop);
-    let mut once = || -> Result<Report, Fault> {
-        let mut auditor =
-            Auditor::new(settings, options.scheduler.clone()).map_err(failed("connect to Kafka"))?;
-        let mut passed = None;
-        // There is no limit, so that the clock is not needed.
+    let mut passed = Err(Fault::Stopped);
+    let auditor = Auditor::new(settings, options.scheduler.clone(), false);
+    let auditor = auditor.map_err(failed("connect to Kafka"));
+    // The time does not matter for an audit of all records.
+    let result = auditor.and_then(|mut auditor| {
         auditor.pass(&mut audits, Timestamp::from_millis(0), &mut pace, |_, result| {
-            passed = Some(result);
+            passed = result;
         });
-        passed.unwrap_or(Err(Fault::Stopped))
-    };
-    once().map_err(|source| AuditError {
+        passed
+    });
+    result.map_err(|source| AuditError {
         pipeline: pipeline.name.to_string(),
         source,
     })
 }
 
-/// Audits pipelines again and again, with two connections for all of them.
+/// Audits pipelines, once or again and again, with two connections for all of them.
 pub struct Auditor {
     clients: Clients,
-    /// The next offset of each partition of the scheduler's topics.
-    next: BTreeMap<(Arc<str>, i32), i64>,
+    /// Whether it begins with what is new in the topics of the scheduler.
+    from_now: bool,
+    /// The ids of the scheduler's topics, and the next offset of each partition.
+    ids: BTreeMap<String, TopicId>,
+    next: Offsets,
 }
 
 impl Auditor {
-    /// Does not connect yet. `scheduler`: the consumer group and the topics of the scheduler, if long waits of any pipeline go there.
+    /// Does not connect yet. `scheduler`: the consumer group and the topics of the scheduler, if long waits of any pipeline go there. `from_now`: whether its
+    /// audits are those of [`PipelineAudit::from_now`].
     ///
     /// # Errors
     /// If a client cannot be created from its configuration.
     pub fn new(
         settings: &KafkaSettings,
         scheduler: Option<(String, SchedulerTopics)>,
+        from_now: bool,
     ) -> Result<Self, ReadError> {
         let clients = Clients {
             settings: settings.clone(),
@@ -144,7 +152,9 @@ impl Auditor {
         };
         Ok(Self {
             clients,
-            next: BTreeMap::new(),
+            from_now,
+            ids: BTreeMap::new(),
+            next: Offsets::new(),
         })
     }
 
@@ -159,29 +169,26 @@ impl Auditor {
         let pipelines: Vec<Pipeline> = audits.iter().map(|audit| audit.pipeline.clone()).collect();
         let roles = self.clients.surveyor.roles(&pipelines).map_err(Arc::new);
         let mut roles = roles.map(Vec::into_iter);
+        let scheduler = self.begin_scheduler(audits);
         let mut begun = Vec::new();
-        let mut lacks_scheduler = false;
         for audit in &mut *audits {
-            let result = match &mut roles {
-                Ok(roles) => {
-                    let roles = roles.next().unwrap_or_default();
-                    audit.begin(&mut self.clients, roles, now)
+            let result = match (&mut roles, &scheduler) {
+                (Err(error), _) => Err(failed("list the retry topics")(error.clone())),
+                (_, Err(error)) if audit.waits_long() => {
+                    Err(failed("read the ends of the scheduler's topics")(error.clone()))
                 }
-                Err(error) => Err(failed("list the retry topics")(error.clone())),
+                (_, Ok(false)) if audit.reads_scheduler() => Err(Fault::Changed),
+                (Ok(roles), _) => {
+                    let roles = roles.next().unwrap_or_default();
+                    audit.begin(&self.clients, roles, now)
+                }
             };
             begun.push(result.is_ok());
-            // One that does not read the scheduler now misses what is new.
-            let lacked = std::mem::replace(&mut audit.lacks_scheduler, result.is_err());
-            match result {
-                Ok(()) => lacks_scheduler |= audit.waits_long() && lacked,
-                Err(fault) => found(audit, Err(fault)),
+            if let Err(fault) = result {
+                found(audit, Err(fault));
             }
         }
-        if lacks_scheduler {
-            self.next.clear();
-            audits.iter_mut().for_each(PipelineAudit::forget_jobs);
-        }
-        let scheduler = self.read_scheduler(audits, &begun, pace);
+        let scheduler = self.read_scheduler(audits, pace);
         let mut kept: Vec<usize> = audits.iter().map(PipelineAudit::kept).collect();
         for (index, audit) in audits.iter_mut().enumerate().filter(|(index, _)| begun[*index]) {
             if (pace.stop)() {
@@ -189,81 +196,88 @@ impl Auditor {
             }
             kept[index] = 0;
             pace.kept_by_others = kept.iter().sum();
-            pace.kept_by_largest = kept.iter().copied().max().unwrap_or(0);
+            let others = kept.iter().zip(&begun).filter(|(_, begun)| **begun);
+            pace.kept_by_largest = others.map(|(kept, _)| *kept).max().unwrap_or(0);
             let result = match &scheduler {
                 Err(error) if audit.waits_long() => {
                     Err(failed("read the waiting records in the scheduler")(error.clone()))
                 }
-                _ => audit.read(&mut self.clients.reader, pace),
+                _ => audit.read(&mut self.clients, pace),
             };
             found(audit, result);
             kept[index] = audit.kept();
         }
     }
 
-    /// Reads the commands and jobs of the scheduler for the pipelines whose pass has begun.
+    /// Decides where to begin with partitions of the scheduler that are new. Returns false if a topic was created again.
+    fn begin_scheduler(&mut self, audits: &[PipelineAudit]) -> Result<bool, Arc<ReadError>> {
+        let Some((_, topics)) = &self.clients.scheduler else {
+            return Ok(true);
+        };
+        if !audits.iter().any(PipelineAudit::waits_long) {
+            return Ok(true);
+        }
+        let topics = [topics.ingest.clone(), topics.state.clone()];
+        let ids = self.clients.ids(&topics)?;
+        let extents = self.clients.reader.extents(&topics)?;
+        let is_other =
+            |(topic, id): (&String, &TopicId)| self.ids.get(topic).is_some_and(|known| known != id);
+        let is_beyond = |(partition, extent): (&_, &Extent)| {
+            self.next.get(partition).is_some_and(|next| extent.end < *next)
+        };
+        let is_new = ids.iter().any(is_other) || extents.iter().any(is_beyond);
+        if is_new {
+            self.next.clear();
+        }
+        let begins_now = self.from_now && self.next.is_empty();
+        for (partition, Extent { low, end }) in extents {
+            let begin = if begins_now { end } else { low };
+            self.next.entry(partition).or_insert(begin);
+        }
+        self.ids = ids;
+        Ok(!is_new)
+    }
+
+    /// Reads the commands and jobs of the scheduler, also for pipelines whose pass has not begun: they would miss them.
     fn read_scheduler(
         &mut self,
         audits: &mut [PipelineAudit],
-        begun: &[bool],
         pace: &mut Pace<'_>,
     ) -> Result<(), Arc<ReadError>> {
-        let Some((_, topics)) = &self.clients.scheduler else {
+        let Some((_, SchedulerTopics { ingest, state, .. })) = self.clients.scheduler.clone() else {
             return Ok(());
         };
-        let waiting = audits.iter_mut().zip(begun);
-        let waiting = waiting.filter(|(audit, begun)| audit.waits_long() && **begun);
-        let mut waiting: HashMap<String, &mut PipelineAudit> = waiting
-            .map(|(audit, _)| (audit.name().to_owned(), audit))
-            .collect();
+        let waiting = audits.iter_mut().filter(|audit| audit.reads_scheduler());
+        let mut waiting: HashMap<String, &mut PipelineAudit> =
+            waiting.map(|audit| (audit.name().to_owned(), audit)).collect();
         if waiting.is_empty() {
             return Ok(());
         }
         // Commands first: the job of one that is complete is in the state topic.
-        for topic in [&topics.ingest, &topics.state] {
-            let reader = &mut self.clients.reader;
-            for ((topic, partition), extent) in reader.extents(std::slice::from_ref(topic))? {
-                self.next.entry((topic, partition)).or_insert(extent.low);
+        let is_read = |(topic, _): &(Arc<str>, i32)| *topic == ingest;
+        self.clients.read(&mut self.next, is_read, None, pace, |record| {
+            if let Some((pipeline, record)) = long_wait::unwrap_any(record)
+                && let Some(audit) = waiting.get_mut(&pipeline)
+            {
+                audit.command(&record);
             }
-            let parts = self.next.iter().filter(|((of, _), _)| of == topic);
-            reader.seek_all(parts.map(|(partition, next)| (partition.clone(), *next)));
-            let next = &mut self.next;
-            let (timeout, stop) = (pace.timeout, pace.ends_late());
-            reader.read_to_end_in_parts(timeout, stop, |record| {
-                pace.read(&record);
-                let partition = (record.position.topic.clone(), record.position.partition);
-                let next = next.entry(partition).or_insert(0);
-                if record.position.offset < *next {
-                    return;
-                }
-                *next = record.position.offset + 1;
-                match long_wait(&record, topics) {
-                    LongWait::Command(found) => {
-                        if let Some((pipeline, record)) = found
-                            && let Some(audit) = waiting.get_mut(&pipeline)
-                        {
-                            audit.command(&record);
-                        }
-                    }
-                    LongWait::Job(id, found) => {
-                        for (name, audit) in &mut waiting {
-                            let record = found.as_ref().filter(|(pipeline, _)| pipeline == name);
-                            audit.job(id, record.map(|(_, record)| record));
-                        }
-                    }
-                }
-            })?;
-            for ((of, partition), next) in next {
-                if let Some(position) = self
-                    .clients
-                    .reader
-                    .position(of, *partition)
-                    .filter(|_| of == topic)
-                {
-                    *next = position.max(*next);
-                }
+        })?;
+        let is_read = |(topic, _): &(Arc<str>, i32)| *topic == state;
+        self.clients.read(&mut self.next, is_read, None, pace, |record| {
+            let Some(id) = job_id(record) else {
+                return;
+            };
+            let found = long_wait::unwrap_any_state(record);
+            for (name, audit) in &mut waiting {
+                let record = found.as_ref().filter(|(pipeline, _)| pipeline == name);
+                audit.job(id, record.map(|(_, record)| record));
             }
-        }
+        })?;
         Ok(())
     }
+}
+
+/// The id of the job that a record of the state topic is about.
+fn job_id(record: &Record) -> Option<JobId> {
+    std::str::from_utf8(record.key.as_deref()?).ok()?.parse().ok()
 }

@@ -79,8 +79,6 @@ pub(crate) struct Life {
     pub(crate) retries: u16,
     pub(crate) outputs: u8,
     pub(crate) dead: u8,
-    /// Copies in tiers and the due topic.
-    pub(crate) copies: u8,
     /// How many copies are not processed yet, by the topic in which they are.
     unread: [u8; 4],
     pub(crate) class: Option<ErrorClass>,

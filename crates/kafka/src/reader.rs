@@ -308,9 +308,10 @@ impl TopicReader {
         &mut self,
         timeout: Duration,
         stop: impl Fn() -> bool,
-        mut visit: impl FnMut(Record),
+        visit: impl FnMut(Record),
     ) -> Result<(), ReadError> {
-        self.in_parts(stop, |reader| reader.read_to_end(timeout, &mut visit))
+        let ends = self.settled_ends(Instant::now() + timeout)?;
+        self.read_in_parts(&ends, Until::End, timeout, stop, visit)
     }
 
     /// As [`TopicReader::read_to_end_in_parts`], but reads each partition up to this offset, which is at most its last stable offset. Some records after it
@@ -323,23 +324,19 @@ impl TopicReader {
         ends: &BTreeMap<(Arc<str>, i32), i64>,
         timeout: Duration,
         stop: impl Fn() -> bool,
-        mut visit: impl FnMut(Record),
+        visit: impl FnMut(Record),
     ) -> Result<(), ReadError> {
-        self.in_parts(stop, |reader| {
-            let deadline = Instant::now() + timeout;
-            let ends = reader.unread(ends.clone(), deadline)?;
-            reader.read_until(&ends, Until::Offset, deadline, |record| {
-                record.into_iter().for_each(&mut visit);
-                ControlFlow::Continue(())
-            })
-        })
+        self.read_in_parts(ends, Until::Offset, timeout, stop, visit)
     }
 
     /// Reads again after a timeout if there was progress.
-    fn in_parts(
+    fn read_in_parts(
         &mut self,
+        ends: &Offsets,
+        until: fn(i64) -> Until,
+        timeout: Duration,
         stop: impl Fn() -> bool,
-        mut read: impl FnMut(&mut Self) -> Result<(), ReadError>,
+        mut visit: impl FnMut(Record),
     ) -> Result<(), ReadError> {
         let positions = |reader: &Self| -> Vec<Option<i64>> {
             let partitions = reader.reader.partitions.iter();
@@ -347,7 +344,13 @@ impl TopicReader {
         };
         loop {
             let before = positions(self);
-            match read(self) {
+            let deadline = Instant::now() + timeout;
+            let ends = self.unread(ends.clone(), deadline)?;
+            let read = self.read_until(&ends, until, deadline, |record| {
+                record.into_iter().for_each(&mut visit);
+                ControlFlow::Continue(())
+            });
+            match read {
                 Err(ReadError::Late { .. }) if positions(self) != before && !stop() => {}
                 read => return read,
             }

@@ -129,6 +129,16 @@ impl GroupPositions {
         Ok(Self(positions))
     }
 
+    /// Without those of deleted topics, given the ids of the topics that exist.
+    #[must_use]
+    pub fn of_topics(mut self, ids: &BTreeMap<String, TopicId>) -> Self {
+        for (topic, partitions) in &mut self.0 {
+            let topic = ids.get(&**topic).copied().map(TopicFingerprint::of);
+            partitions.retain(|_, committed| !committed.is_of_another(topic));
+        }
+        self
+    }
+
     /// The offset after the last one that the group has completed in a partition; `None` if it has committed nothing.
     #[must_use]
     pub fn completed_to(&self, topic: &str, partition: i32) -> Option<i64> {

@@ -1,7 +1,7 @@
 //! Audits all pipelines again and again: whether each record is exactly once in the output, dead or waiting.
 //!
-//! One thread reads, with a limited rate. Each pass reads what is new. What it needs of earlier passes is in memory ([`redeliver_audit`]), so after a start
-//! everything is read again that Kafka still has.
+//! One thread reads, with a limited rate. Each pass reads what is new. What it needs of earlier passes is in memory ([`redeliver_audit`]), so after a start it
+//! begins with what comes in from then on.
 
 pub(crate) mod status;
 
@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use redeliver_audit::{Auditor, Fault, Pace, PipelineAudit};
 use redeliver_core::error_chain::error_chain;
 use redeliver_core::wait::LogThrottle;
-use redeliver_core::{Clock, HandlerChanges, SchedulerTopics, Timestamp};
+use redeliver_core::{Clock, SchedulerTopics, Timestamp};
 use redeliver_kafka::KafkaSettings;
 use redeliver_proto::v1;
 use redeliver_runtime::Config;
@@ -26,8 +26,6 @@ use crate::metrics::Metrics;
 
 /// How long a part of a pass may make no progress.
 const TIMEOUT: Duration = Duration::from_secs(10);
-/// When a pipeline with too many records is read again.
-const TOO_MANY: Duration = Duration::from_secs(3_600);
 /// How often a pause looks for the end of the process.
 const LOOK: Duration = Duration::from_millis(200);
 
@@ -67,14 +65,15 @@ pub(crate) struct Audits {
     pub(crate) stop: CancellationToken,
 }
 
-/// The audits of all pipelines of a configuration, which have read nothing.
+/// The audits of the pipelines of a configuration, which have read nothing: those whose workers write one result for each success, so not those with handlers
+/// of their own. Workers take nothing new from the source of a retired pipeline.
 pub(crate) fn audits(config: &Config) -> Vec<PipelineAudit> {
     let audit = |(name, pipeline): (&str, &redeliver_runtime::config::PipelineConfig)| {
-        let http = pipeline.http.as_ref();
-        let changes = http.map_or(HandlerChanges::Anything, |http| http.response.changes());
-        PipelineAudit::of_taken(pipeline.pipeline(name, &config.scheduler), changes)
+        let changes = pipeline.http.as_ref()?.response.changes();
+        let pipeline = pipeline.pipeline(name, &config.scheduler);
+        (!pipeline.retired).then(|| PipelineAudit::from_now(pipeline, changes))
     };
-    config.all_pipelines().map(audit).collect()
+    config.all_pipelines().filter_map(audit).collect()
 }
 
 impl Audits {
@@ -94,13 +93,9 @@ impl Audits {
         }
         let mut log_throttle = LogThrottle::default();
         let mut auditor = None;
-        // Pipelines with too many records, and when they are read again.
-        let mut resting: Vec<(Instant, PipelineAudit)> = Vec::new();
         while !self.stop.is_cancelled() {
-            let woken = resting.extract_if(.., |(until, _)| *until <= Instant::now());
-            self.audits.extend(woken.map(|(_, audit)| audit));
             if auditor.is_none() {
-                match Auditor::new(&self.kafka, Some(self.scheduler.clone())) {
+                match Auditor::new(&self.kafka, Some(self.scheduler.clone()), true) {
                     Ok(created) => auditor = Some(created),
                     Err(error) if log_throttle.should_log() => {
                         tracing::warn!(error = %error_chain(&error), "cannot audit pipelines; retrying");
@@ -108,17 +103,8 @@ impl Audits {
                     Err(_) => {}
                 }
             }
-            let mut is_unfinished = false;
             if let Some(auditor) = &mut auditor {
-                let full;
-                (full, is_unfinished) = self.pass(auditor, &mut log_throttle);
-                let full = self
-                    .audits
-                    .extract_if(.., |audit| full.iter().any(|name| name == audit.name()));
-                resting.extend(full.map(|audit| (Instant::now() + TOO_MANY, audit)));
-            }
-            if is_unfinished {
-                continue;
+                self.pass(auditor, &mut log_throttle);
             }
             let until = Instant::now() + interval;
             while Instant::now() < until && !self.stop.is_cancelled() {
@@ -127,44 +113,30 @@ impl Audits {
         }
     }
 
-    /// Returns the names of pipelines with too many records, and whether there is more to read of others.
-    fn pass(&mut self, auditor: &mut Auditor, log_throttle: &mut LogThrottle) -> (Vec<String>, bool) {
+    fn pass(&mut self, auditor: &mut Auditor, log_throttle: &mut LogThrottle) {
         let (statuses, metrics, now) = (&self.statuses, &self.metrics, self.clock.now());
         let stop = || self.stop.is_cancelled();
-        let progress = |pipeline: &str, read, total| {
-            statuses.update(pipeline, |status| status.progress(read, total));
-        };
         let mut pace = Pace::new(TIMEOUT, &stop);
         pace.bytes_per_second = Some(self.config.bytes_per_second);
         pace.max_kept = usize::try_from(self.config.max_kept).unwrap_or(usize::MAX);
         pace.in_parts = true;
-        pace.progress = &progress;
-        let (mut full, mut is_unfinished) = (Vec::new(), false);
         auditor.pass(&mut self.audits, now, &mut pace, |audit, result| {
             let name = audit.name().to_owned();
-            match &result {
-                Ok(_) => {}
-                Err(Fault::Unfinished | Fault::Stopped) => is_unfinished = true,
-                Err(fault) => {
-                    if log_throttle.should_log() {
-                        let error = error_chain(fault);
-                        tracing::warn!(pipeline = name, error, "cannot audit a pipeline; retrying");
-                    }
-                    if let Fault::Full(_) = fault {
-                        full.push(name.clone());
-                    }
-                    if !matches!(fault, Fault::Read { .. }) {
-                        audit.restart();
-                    }
+            let since = audit.since();
+            if let Err(fault) = &result {
+                if log_throttle.should_log() {
+                    let error = error_chain(fault);
+                    tracing::warn!(pipeline = name, error, "cannot audit a pipeline; retrying");
+                }
+                if let Fault::Cut(_) | Fault::Changed | Fault::Full(_) = fault {
+                    audit.restart();
                 }
             }
-            let since = audit.since();
             let message = statuses.update(&name, |status| {
                 status.add(now, since, result);
                 status.message(now)
             });
             metrics.set_pipeline_audit(&name, &message);
         });
-        (full, is_unfinished)
     }
 }

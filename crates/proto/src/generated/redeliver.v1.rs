@@ -7047,11 +7047,11 @@ pub struct PipelineOverview {
     /// How many problems are about it.
     #[prost(uint32, tag = "12")]
     pub problem_count: u32,
-    /// Whether each of its records is exactly once in the output, dead or waiting. Not set if this server audits no pipelines.
+    /// Whether each of its records is exactly once in the output, dead or waiting. Not set if this server does not audit it.
     #[prost(message, optional, tag = "13")]
     pub audit: ::core::option::Option<PipelineAudit>,
 }
-/// What an audit of a pipeline has found, as `redeliver audit` does: it goes on all the time, and reads each record once.
+/// What an audit of a pipeline has found that goes on all the time, as `redeliver audit` would.
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct PipelineAudit {
     #[prost(enumeration = "PipelineAuditState", tag = "1")]
@@ -7065,17 +7065,17 @@ pub struct PipelineAudit {
     /// Of UNKNOWN, or if `as_of` is old: why, for people.
     #[prost(string, tag = "4")]
     pub problem: ::prost::alloc::string::String,
-    /// Records that came in before are not checked: retention has removed them, or what has become of them. Not set if all were checked.
+    /// When the audit has begun: only records that came in later are checked.
     #[prost(message, optional, tag = "5")]
     pub checked_from: ::core::option::Option<::prost_types::Timestamp>,
-    /// Records that the workers have taken from the source, and others that wait there: the sum of the following, and of lost ones.
+    /// Records that the workers have taken from the source: the sum of the following, and of lost ones.
     #[prost(uint64, tag = "6")]
     pub source: u64,
     #[prost(uint64, tag = "7")]
     pub output: u64,
     #[prost(uint64, tag = "8")]
     pub dead: u64,
-    /// In hand, in a tier, with the scheduler or due. With `return_to: source`, or after records seemed lost, also those that no worker has taken yet.
+    /// In hand, in a tier, with the scheduler or due. With `return_to: source`, also those that no worker has taken yet.
     #[prost(uint64, tag = "9")]
     pub waiting: u64,
     /// Without a result, because the pipeline has no output or drops results: succeeded or lost.
@@ -7084,11 +7084,6 @@ pub struct PipelineAudit {
     /// What is wrong. Empty if CLEAN.
     #[prost(message, repeated, tag = "11")]
     pub defects: ::prost::alloc::vec::Vec<PipelineDefect>,
-    /// How many offsets the current pass has read, and how many there are. Only of READING.
-    #[prost(uint64, tag = "12")]
-    pub read: u64,
-    #[prost(uint64, tag = "13")]
-    pub total: u64,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct PipelineDefect {
@@ -7361,7 +7356,7 @@ impl OverviewPart {
 #[repr(i32)]
 pub enum PipelineAuditState {
     Unspecified = 0,
-    /// It has not read everything yet.
+    /// No pass was complete yet: after a start of the server, and after topics were created again or committed offsets were reset.
     Reading = 1,
     /// Each record is exactly once in the output, dead or waiting. Not longer than 10 minutes and two intervals after `as_of`.
     Clean = 2,

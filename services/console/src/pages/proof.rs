@@ -22,7 +22,7 @@ impl Badge {
             return Self::new(
                 "muted",
                 "not audited",
-                "The inspector does not audit pipelines: dlq_inspector.pipeline_audit.enabled is false.",
+                "The inspector does not audit it: it is retired or has no http, or dlq_inspector.pipeline_audit.enabled is false.",
             );
         };
         let badge = match audit.state() {
@@ -43,17 +43,7 @@ impl Badge {
                 Self::new("regressed", label, sum(audit))
             }
             State::Unknown => Self::new("unknown", "unknown", format!("Not known: {}.", audit.problem)),
-            State::Reading | State::Unspecified => {
-                let text = match (audit.read, audit.total) {
-                    (_, 0) => "The inspector has not read the topics yet.".to_owned(),
-                    (read, total) => format!(
-                        "The inspector reads the topics: {} of {} offsets.",
-                        html::number(read),
-                        html::number(total)
-                    ),
-                };
-                Self::new("waits", "reading", text)
-            }
+            State::Reading | State::Unspecified => Self::new("waits", "reading", "No audit is complete yet."),
         };
         let defects = audit.defects.iter().flat_map(|defect| &defect.first);
         let at = match audit.state() {

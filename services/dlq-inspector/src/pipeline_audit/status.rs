@@ -10,8 +10,10 @@ use redeliver_proto::convert::{time_of_record, to_timestamp};
 use redeliver_proto::v1;
 use v1::PipelineAuditState as State;
 
-/// How long a pass may take, and another one may fail, until a result is old.
+/// A result is old after this time and two intervals.
 const PATIENCE: Duration = Duration::from_secs(600);
+const TOO_SLOW: &str =
+    "no audit was completed since then: dlq_inspector.pipeline_audit.bytes_per_second may be too low";
 /// How many findings of a kind are shown.
 const FINDINGS: usize = 3;
 /// The maximum size of each text, in bytes.
@@ -26,9 +28,8 @@ pub(crate) struct Status {
     since: Option<Timestamp>,
     problem: String,
     passed: Option<Passed>,
-    /// When records were deleted before they were read, and what is known about it: it stays unknown what has become of them.
-    cut: Option<(Timestamp, String)>,
-    progress: (u64, u64),
+    /// Since when, and why, it stays unknown what has become of some records.
+    missed: Option<(Timestamp, String)>,
 }
 
 #[derive(Debug)]
@@ -47,11 +48,6 @@ impl Status {
         }
     }
 
-    /// A pass has read this number of offsets of a total.
-    pub(crate) fn progress(&mut self, read: u64, total: u64) {
-        self.progress = (read, total);
-    }
-
     /// Adds the result of a pass that began at this time, and checks records since another one.
     pub(crate) fn add(
         &mut self,
@@ -62,11 +58,11 @@ impl Status {
         match result {
             Ok(report) => {
                 self.problem.clear();
-                match self.cut.clone() {
+                match self.missed.clone() {
                     _ if !report.is_clean() => self.enter(State::NotClean, at),
-                    Some((cut_at, problem)) => {
+                    Some((missed_at, problem)) => {
                         self.problem = problem;
-                        self.enter(State::Unknown, cut_at);
+                        self.enter(State::Unknown, missed_at);
                     }
                     None => self.enter(State::Clean, at),
                 }
@@ -76,28 +72,22 @@ impl Status {
                     report,
                 });
             }
-            Err(Fault::Unfinished | Fault::Stopped) => {}
+            Err(Fault::Stopped) => {}
             Err(Fault::Changed) => {
                 self.passed = None;
                 self.enter(State::Reading, at);
             }
-            Err(fault @ Fault::Read { .. }) => {
+            Err(fault @ (Fault::Read { .. } | Fault::Compacted(_))) => {
                 self.problem = bounded_text(&error_chain(&fault), MAX_TEXT);
                 if self.passed.is_none() {
                     self.enter(State::Unknown, at);
                 }
             }
-            // Nothing was known of them.
-            Err(Fault::Cut(_)) if self.passed.is_none() && self.cut.is_none() => {
-                self.enter(State::Reading, at);
-            }
-            Err(fault) => {
+            Err(fault @ (Fault::Cut(_) | Fault::Full(_))) => {
                 self.problem = bounded_text(&error_chain(&fault), MAX_TEXT);
                 self.passed = None;
                 self.enter(State::Unknown, at);
-                if let Fault::Cut(_) = fault {
-                    self.cut.get_or_insert((at, self.problem.clone()));
-                }
+                self.missed.get_or_insert((at, self.problem.clone()));
             }
         }
     }
@@ -118,18 +108,12 @@ impl Status {
             (State::Unspecified, None) => (State::Reading, None),
             (state, None) => (state, self.since),
         };
-        let (read, total) = match state {
-            State::Reading => self.progress,
-            _ => (0, 0),
-        };
         let mut message = v1::PipelineAudit {
             state: state.into(),
             problem: match old {
-                Some(_) if self.problem.is_empty() => "no audit was completed since then".to_owned(),
+                Some(_) if self.problem.is_empty() => TOO_SLOW.to_owned(),
                 _ => self.problem.clone(),
             },
-            read,
-            total,
             ..v1::PipelineAudit::default()
         };
         if let State::NotClean | State::Unknown = state {
@@ -216,14 +200,8 @@ mod tests {
 
     #[test]
     fn pipeline_is_read_at_first() {
-        let mut status = Status::default();
-        status.progress(3, 7);
-        let message = status.message(at(0));
-        assert_eq!(
-            (message.state(), message.read, message.total),
-            (State::Reading, 3, 7)
-        );
-        assert_eq!(message.as_of, None);
+        let message = Status::default().message(at(1));
+        assert_eq!((message.state(), message.as_of), (State::Reading, None));
     }
 
     #[test]
@@ -256,10 +234,7 @@ mod tests {
         for (now, known) in [(722, (State::Clean, None)), (723, (State::Unknown, Some(2)))] {
             assert_eq!(known_at(&status, now), known);
         }
-        assert_eq!(
-            status.message(at(723)).problem,
-            "no audit was completed since then"
-        );
+        assert_eq!(status.message(at(723)).problem, TOO_SLOW);
         status.add(at(602), None, Err(unreadable()));
         for (now, known) in [(722, (State::Clean, None)), (723, (State::Unknown, Some(2)))] {
             assert_eq!(known_at(&status, now), known);
@@ -269,15 +244,6 @@ mod tests {
         status.add(at(724), None, Ok(lost(0)));
         assert_eq!(known_at(&status, 724), (State::Clean, None));
         assert_eq!(status.message(at(724)).problem, "");
-    }
-
-    #[test]
-    fn deletion_before_first_result_is_nothing() {
-        let mut status = Status::default();
-        status.add(at(1), None, Err(Fault::Cut("docs".into())));
-        assert_eq!(known(&status), (State::Reading, None));
-        status.add(at(2), Some(at(2)), Ok(lost(0)));
-        assert_eq!(known(&status), (State::Clean, None));
     }
 
     #[test]
