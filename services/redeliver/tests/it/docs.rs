@@ -103,11 +103,13 @@ fn docs_list_exactly_exported_metrics() {
     std::fs::write(directory.join("token"), "s3cret").unwrap();
     let token = format!("dlq_inspector.token_file={}", path(&directory.join("token")));
     let tls = ["--set", &certificate, "--set", &key, "--set", &token];
+    let audit = ["enabled=true", "interval=1s"].map(|value| format!("dlq_inspector.pipeline_audit.{value}"));
+    let audit = audit.each_ref().map(|value| ["--set", value]).concat();
     let mut running = [
         pipe.scheduler("a"),
         pipe.enricher("a"),
         pipe.retry_tier("a"),
-        pipe.start("dlq-inspector", "a", &tls),
+        pipe.start("dlq-inspector", "a", &[&tls[..], &audit].concat()),
     ];
     services.cli(&["jobs", "schedule", "--app", APP, "--in", "0s", "--data", "job"]);
     let (_, topics) = pipe.jobs.as_ref().unwrap();
