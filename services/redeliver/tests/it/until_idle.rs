@@ -78,6 +78,7 @@ fn processes_end_with_their_retries() {
 #[test]
 fn later_retries_are_left() {
     let pipe = PipeBuilder::new("idle-later")
+        .with_inspector()
         .tiers(&[600_000])
         .behave(|_| Reply::status(503))
         .create();
