@@ -138,6 +138,10 @@ fn process_needs_a_pipeline() {
             "error: pipelines: none has `http`; configure an endpoint for at least one\n",
         ),
         (
+            "scheduler",
+            "\n      --until-idle[=<DURATION>]  Exit with status 0 when nothing is left to do now ",
+        ),
+        (
             "retry-tier",
             "{}",
             "error: pipelines: is empty; configure at least one pipeline\n",

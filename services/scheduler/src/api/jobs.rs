@@ -47,6 +47,7 @@ use super::state_end::StateEnd;
 use crate::admission;
 use crate::answers::{PendingOutcome, PendingOutcomes};
 use crate::codec;
+use crate::controls::LiveAppStates;
 use crate::index::{Index, Lookup, ShardStats};
 use crate::job::{JobId, Kind};
 use crate::request::{self, Command, Envelope, Field, Format, JobRef, Rules, When};
@@ -83,6 +84,8 @@ pub(crate) struct Jobs<I> {
     /// The number of partitions of the ingest topic, which is the number of shards.
     pub(crate) partitions: i32,
     pub(crate) rules: Rules,
+    /// Which applications are paused or limited.
+    pub(crate) app_states: LiveAppStates,
     pub(crate) controls: Arc<Controls>,
     /// The scheduler's window: jobs that are due within it need no index.
     pub(crate) window: Duration,
