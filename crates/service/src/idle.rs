@@ -326,7 +326,7 @@ impl IdleWatch {
     /// What is left to do.
     async fn look(&self, jobs_until: Timestamp) -> anyhow::Result<Option<Left>> {
         let Some(dispatch) = &self.dispatch else {
-            return self.look_at_topics().await;
+            return Ok(self.look_at_topics().await?);
         };
         let before = self.ends(dispatch).await?;
         if let Some(left) = self.look_at_topics().await? {

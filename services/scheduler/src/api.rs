@@ -4,7 +4,7 @@
 //! |---|---|
 //! | `jobs` | the operations: commands through Kafka, queries of the index |
 //! | `list` | the list of waiting jobs |
-//! | `flows` | what is left to dispatch, for the one-shot mode |
+//! | `flows` | the list of applications; what is left to dispatch, for the one-shot mode |
 //! | `control` | what operators pause and limit, over REST: `/v1/controls` and `/v1/applications` |
 //! | `completeness` | whether the index contains everything that the state topic contains |
 //! | `error` | errors of requests |
@@ -61,6 +61,7 @@ use crate::answers::PendingOutcomes;
 use crate::config::rules;
 use crate::controls::LiveAppStates;
 use crate::index::Index;
+use crate::service::max_waiting;
 
 mod body_budget;
 mod changes;
@@ -188,6 +189,7 @@ pub async fn mount<I: Index>(host: &mut Host, index: I, listener: Listener) -> a
         ingest,
         partitions,
         rules: rules(&config)?,
+        max_waiting: max_waiting(scheduler),
         app_states: LiveAppStates::new(AppSettings::of(&config), Some(control.clone())),
         controls: Arc::new(Controls::new(
             host,

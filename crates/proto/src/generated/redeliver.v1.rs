@@ -5923,6 +5923,37 @@ pub struct Stats {
     #[prost(uint64, tag = "5")]
     pub later: u64,
 }
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct ListApplicationsRequest {}
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct ListApplicationsResponse {
+    #[prost(message, repeated, tag = "1")]
+    pub applications: ::prost::alloc::vec::Vec<Application>,
+}
+/// An application, as the configuration and the controls say.
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct Application {
+    #[prost(string, tag = "1")]
+    pub name: ::prost::alloc::string::String,
+    /// The topic to which its jobs are dispatched.
+    #[prost(string, tag = "2")]
+    pub topic: ::prost::alloc::string::String,
+    /// Its jobs are accepted, and none is dispatched.
+    #[prost(bool, tag = "3")]
+    pub paused: bool,
+    /// How many of its jobs are dispatched per second at most, by all schedulers together. If not set, there is no limit.
+    #[prost(double, optional, tag = "4")]
+    pub rate_per_second: ::core::option::Option<f64>,
+    /// How many of its jobs may wait at most. If not set, there is no limit.
+    #[prost(uint64, optional, tag = "5")]
+    pub max_waiting: ::core::option::Option<u64>,
+    /// The number of its jobs that are due and not dispatched yet.
+    #[prost(uint64, tag = "6")]
+    pub due: u64,
+    /// The earliest due time of its jobs. Not set if none is scheduled.
+    #[prost(message, optional, tag = "7")]
+    pub next_due: ::core::option::Option<::prost_types::Timestamp>,
+}
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, ::prost::Enumeration)]
 #[repr(i32)]
 pub enum JobState {
@@ -6376,6 +6407,32 @@ pub mod job_service_client {
                 .insert(GrpcMethod::new("redeliver.v1.JobService", "GetStats"));
             self.inner.unary(req, path, codec).await
         }
+        /// Lists the applications in the configuration of this scheduler, by name. Errors are those of ListJobs. Scope: jobs:read for some
+        /// application; the list has those for which the caller has it.
+        pub async fn list_applications(
+            &mut self,
+            request: impl tonic::IntoRequest<super::ListApplicationsRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::ListApplicationsResponse>,
+            tonic::Status,
+        > {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/redeliver.v1.JobService/ListApplications",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(GrpcMethod::new("redeliver.v1.JobService", "ListApplications"));
+            self.inner.unary(req, path, codec).await
+        }
     }
 }
 /// Generated server implementations.
@@ -6446,6 +6503,15 @@ pub mod job_service_server {
             &self,
             request: tonic::Request<super::GetStatsRequest>,
         ) -> std::result::Result<tonic::Response<super::Stats>, tonic::Status>;
+        /// Lists the applications in the configuration of this scheduler, by name. Errors are those of ListJobs. Scope: jobs:read for some
+        /// application; the list has those for which the caller has it.
+        async fn list_applications(
+            &self,
+            request: tonic::Request<super::ListApplicationsRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::ListApplicationsResponse>,
+            tonic::Status,
+        >;
     }
     /// Schedules jobs. Responses are final: they are sent after the outcome is committed to Kafka.
     ///
@@ -6831,6 +6897,51 @@ pub mod job_service_server {
                     let inner = self.inner.clone();
                     let fut = async move {
                         let method = GetStatsSvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/redeliver.v1.JobService/ListApplications" => {
+                    #[allow(non_camel_case_types)]
+                    struct ListApplicationsSvc<T: JobService>(pub Arc<T>);
+                    impl<
+                        T: JobService,
+                    > tonic::server::UnaryService<super::ListApplicationsRequest>
+                    for ListApplicationsSvc<T> {
+                        type Response = super::ListApplicationsResponse;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::ListApplicationsRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as JobService>::list_applications(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = ListApplicationsSvc(inner);
                         let codec = tonic_prost::ProstCodec::default();
                         let mut grpc = tonic::server::Grpc::new(codec)
                             .apply_compression_config(

@@ -138,10 +138,6 @@ fn process_needs_a_pipeline() {
             "error: pipelines: none has `http`; configure an endpoint for at least one\n",
         ),
         (
-            "scheduler",
-            "\n      --until-idle[=<DURATION>]  Exit with status 0 when nothing is left to do now ",
-        ),
-        (
             "retry-tier",
             "{}",
             "error: pipelines: is empty; configure at least one pipeline\n",
@@ -170,6 +166,10 @@ fn binaries_print_help_and_version() {
     for (name, own) in [
         (
             "enricher",
+            "\n      --until-idle[=<DURATION>]  Exit with status 0 when nothing is left to do now ",
+        ),
+        (
+            "scheduler",
             "\n      --until-idle[=<DURATION>]  Exit with status 0 when nothing is left to do now ",
         ),
         (

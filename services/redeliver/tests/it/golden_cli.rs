@@ -190,6 +190,7 @@ fn check_does_nothing_else() {
         "topics check",
         "audit",
         "jobs stats",
+        "jobs apps",
         "jobs ls",
         "jobs schedule --app a --in 1s",
         "dlq ls",

@@ -1,10 +1,16 @@
-//! What the index knows of the flows of all shards: whether jobs are left to dispatch, for the one-shot mode.
+//! What the index knows of the flows of all shards: the list of applications, and whether jobs are left to dispatch, for the one-shot
+//! mode.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use redeliver_core::Timestamp;
 use redeliver_kafka::TopicId;
+use redeliver_proto::convert::to_timestamp;
+use redeliver_proto::v1;
+use redeliver_runtime::config::{Area, Verb};
 use redeliver_service::host::Host;
+use redeliver_service::identity::Identity;
 use redeliver_service::idle::Dispatch;
 
 use super::completeness::{KafkaWait, read_complete};
@@ -42,6 +48,39 @@ pub(super) fn run_until_dispatched<I: Index>(host: &mut Host, jobs: &Arc<Jobs<I>
 }
 
 impl<I: Index> Jobs<I> {
+    /// The applications of the configuration that the caller may read, by name.
+    pub(crate) async fn applications(&self, caller: &Identity) -> Result<Vec<v1::Application>, RequestError> {
+        self.require_some(caller, Verb::Read, "list_applications")?;
+        let states = self.app_states.current();
+        let of_config = self.rules.apps.iter();
+        let of_config = of_config.filter(|(name, _)| caller.may(Area::Jobs, Verb::Read, Some(name)));
+        let mut apps: BTreeMap<&str, v1::Application> = of_config
+            .map(|(name, topic)| {
+                let app = v1::Application {
+                    name: name.clone(),
+                    topic: topic.to_string(),
+                    paused: states.is_paused(name),
+                    rate_per_second: states.rates.get(name).copied(),
+                    max_waiting: self.max_waiting.get(name.as_str()).copied(),
+                    ..v1::Application::default()
+                };
+                (name.as_str(), app)
+            })
+            .collect();
+        let mut next_due: BTreeMap<&str, Timestamp> = BTreeMap::new();
+        let shards = self.flows(Timestamp::from_millis(i64::MAX)).await?;
+        for FlowScan { flow, first, due, .. } in shards.iter().flatten().filter(|scan| is_of_jobs(&scan.flow))
+        {
+            if let Some(app) = apps.get_mut(&*flow.app) {
+                app.due += due;
+                let next = next_due.entry(&flow.app).or_insert(*first);
+                *next = (*next).min(*first);
+                app.next_due = Some(to_timestamp(*next));
+            }
+        }
+        Ok(apps.into_values().collect())
+    }
+
     /// What is left to dispatch until this time, paused applications apart.
     async fn left_to_dispatch(
         &self,
@@ -99,7 +138,11 @@ impl<I: Index> Jobs<I> {
     }
 }
 
-/// Whether no job of a flow is dispatched. Long waits have no topic; a pipeline can have the name of an application.
+/// Whether a flow is one of jobs. Long waits and schedules have no topic; a pipeline can have the name of an application.
+fn is_of_jobs(flow: &Flow) -> bool {
+    !flow.topic.is_empty()
+}
+
 fn is_paused(flow: &Flow, apps: &AppStates) -> bool {
-    !flow.topic.is_empty() && apps.is_paused(&flow.app)
+    is_of_jobs(flow) && apps.is_paused(&flow.app)
 }
