@@ -9758,9 +9758,15 @@ pub struct WaitingFilter {
 pub struct ListWaitingRequest {
     #[prost(message, optional, tag = "1")]
     pub filter: ::core::option::Option<WaitingFilter>,
-    /// The maximum number of records: at most 1000; 0 means 50.
+    /// The maximum number of records of a page: at most 1000; 0 means 50.
     #[prost(int32, tag = "2")]
     pub limit: i32,
+    #[prost(enumeration = "WaitingOrder", tag = "3")]
+    pub order: i32,
+    /// `next_page_token` of the previous page; requires the same filter and order. Each page is a scan of its own, so a record that moves
+    /// between two pages may be missing or appear twice.
+    #[prost(string, tag = "4")]
+    pub page_token: ::prost::alloc::string::String,
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct ListWaitingResponse {
@@ -9779,14 +9785,17 @@ pub mod list_waiting_response {
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct WaitingRecords {
-    /// Those that are due first, up to the limit. Records without a valid due time are at the end.
+    /// In the order of the request, up to the limit.
     #[prost(message, repeated, tag = "1")]
     pub records: ::prost::alloc::vec::Vec<WaitingRecord>,
-    /// How many records match, with those beyond the limit.
+    /// How many records match, with those of other pages.
     #[prost(uint64, tag = "2")]
     pub matching: u64,
     #[prost(message, optional, tag = "3")]
     pub coverage: ::core::option::Option<WaitingCoverage>,
+    /// Empty on the last page.
+    #[prost(string, tag = "4")]
+    pub next_page_token: ::prost::alloc::string::String,
 }
 /// A failed record that waits. Fields that its headers do not contain are not set.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
@@ -9823,6 +9832,15 @@ pub struct WaitingRecord {
     /// Its reserved headers are not valid, so it becomes a dead letter.
     #[prost(bool, tag = "12")]
     pub malformed: bool,
+    /// At most 1 KiB. Not set if the record is a job of the scheduler; TraceRecord does not have it either.
+    #[prost(bytes = "bytes", optional, tag = "13")]
+    pub key: ::core::option::Option<::prost::bytes::Bytes>,
+    /// Whether `key` has the beginning of the key only.
+    #[prost(bool, tag = "14")]
+    pub key_truncated: bool,
+    /// The caller lacks the scope dead-letters:payload for the dead-letter topic of the pipeline, or keys are masked.
+    #[prost(bool, tag = "15")]
+    pub key_withheld: bool,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct GetWaitingStatsRequest {
@@ -10038,6 +10056,39 @@ pub struct TraceStep {
     #[prost(string, repeated, tag = "17")]
     pub edited: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
 }
+/// Which records come first. Those that do not say it are last.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, ::prost::Enumeration)]
+#[repr(i32)]
+pub enum WaitingOrder {
+    /// Those that are due first.
+    Unspecified = 0,
+    /// Those with the most failed attempts.
+    Attempts = 1,
+    /// Those that entered their pipeline first.
+    Age = 2,
+}
+impl WaitingOrder {
+    /// String value of the enum field names used in the ProtoBuf definition.
+    ///
+    /// The values are not transformed in any way and thus are considered stable
+    /// (if the ProtoBuf definition does not change) and safe for programmatic use.
+    pub fn as_str_name(&self) -> &'static str {
+        match self {
+            Self::Unspecified => "WAITING_ORDER_UNSPECIFIED",
+            Self::Attempts => "WAITING_ORDER_ATTEMPTS",
+            Self::Age => "WAITING_ORDER_AGE",
+        }
+    }
+    /// Creates an enum from field names used in the ProtoBuf definition.
+    pub fn from_str_name(value: &str) -> ::core::option::Option<Self> {
+        match value {
+            "WAITING_ORDER_UNSPECIFIED" => Some(Self::Unspecified),
+            "WAITING_ORDER_ATTEMPTS" => Some(Self::Attempts),
+            "WAITING_ORDER_AGE" => Some(Self::Age),
+            _ => None,
+        }
+    }
+}
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, ::prost::Enumeration)]
 #[repr(i32)]
 pub enum TraceOutcome {
@@ -10160,7 +10211,7 @@ pub mod waiting_service_client {
     )]
     use tonic::codegen::*;
     use tonic::codegen::http::Uri;
-    /// The failed records that wait for their next attempt, and the life of single records. Answers contain no keys, values and user headers.
+    /// The failed records that wait for their next attempt, and the life of single records. Answers contain no values and user headers.
     ///
     /// Nothing is indexed: each call reads topics of Kafka, and sends its progress until it sends its answer, with which the stream ends. A
     /// server reads for two calls at the same time. Others wait up to 10 seconds, and then fail with RESOURCE_EXHAUSTED (TOO_MANY_SCANS). A
@@ -10250,7 +10301,7 @@ pub mod waiting_service_client {
             self.inner = self.inner.max_encoding_message_size(limit);
             self
         }
-        /// Lists the records that wait, those that are due first.
+        /// Lists the records that wait.
         pub async fn list_waiting(
             &mut self,
             request: impl tonic::IntoRequest<super::ListWaitingRequest>,
@@ -10348,7 +10399,7 @@ pub mod waiting_service_server {
             >
             + std::marker::Send
             + 'static;
-        /// Lists the records that wait, those that are due first.
+        /// Lists the records that wait.
         async fn list_waiting(
             &self,
             request: tonic::Request<super::ListWaitingRequest>,
@@ -10385,7 +10436,7 @@ pub mod waiting_service_server {
             tonic::Status,
         >;
     }
-    /// The failed records that wait for their next attempt, and the life of single records. Answers contain no keys, values and user headers.
+    /// The failed records that wait for their next attempt, and the life of single records. Answers contain no values and user headers.
     ///
     /// Nothing is indexed: each call reads topics of Kafka, and sends its progress until it sends its answer, with which the stream ends. A
     /// server reads for two calls at the same time. Others wait up to 10 seconds, and then fail with RESOURCE_EXHAUSTED (TOO_MANY_SCANS). A
