@@ -3,7 +3,8 @@
 //!
 //! | module | contents |
 //! |---|---|
-//! | [`run`] | reads the topics of a pipeline, which may be running |
+//! | [`run`] | why the order of reading proves something; audits once, or again and again |
+//! | [`pass`] | reads the topics of a pipeline, which may be running |
 //! | [`ledger`] | collects the copies of each record and classifies defects; no IO |
 //! | [`report`] | the report, as text and as JSON |
 //!
@@ -12,10 +13,12 @@
 
 mod content;
 pub mod ledger;
+pub mod pass;
 pub mod report;
 pub mod run;
 mod table;
 
 pub use ledger::{Ledger, Scheduled};
+pub use pass::{Fault, Pace, PipelineAudit};
 pub use report::{Finding, Findings, Lateness, Report, Waiting};
-pub use run::{AuditError, AuditOptions, audit};
+pub use run::{AuditError, AuditOptions, Auditor, audit};

@@ -1,13 +1,13 @@
 //! Reads the topics of a pipeline, which may be running.
 //!
-//! The audit has four steps, in this order:
+//! A pass has four steps, in this order:
 //!
-//! 1. Read the output and the dead letters to their ends.
+//! 1. Request the ends of all topics, those of the source last.
 //! 2. Read the committed offsets: of the workers' group in the source and the due topic, of each tier's group in the
 //!    topic of the tier, and of the scheduler's group in the ingest topic.
-//! 3. Read to their ends: the ingest and state topic of the scheduler, if long waits go there; then the tiers and the
-//!    due topic; then the source. A record is *unread* if its offset is at or after the committed offset of its group
-//!    and not in the completed set. A job is unread if its newest state has not ended.
+//! 3. Read the output and the dead letters up to the ends of step 1. Then read to their ends: the ingest and state topic of the scheduler, if long waits go
+//!    there; the tiers and the due topic; the source. A record is *unread* if its offset is at or after the committed offset of its group and not in the
+//!    completed set. A job is unread if its newest state has not ended.
 //! 4. Read the output and the dead letters again, to their new ends.
 //!
 //! # Why a record that is not lost is never reported as lost
@@ -23,34 +23,43 @@
 //! reads the due topic after the state topic. So it reads that record, and the record is unread.
 //!
 //! # Why a record that is not doubled is never reported as doubled
-//! A chain has one end. If step 1 read an end, all copies in its chain were complete before step 2, whose result
+//! A chain has one end. If an end is before the ends of step 1, all copies in its chain were complete before step 2, whose result
 //! includes transactions that are committed but not applied yet. So an unread copy belongs to a second chain, and so
 //! does a job that has not ended in step 3.
 //!
 //! Tiers are read before the source, so that the source contains the origins that they name.
 //!
+//! # From now on
+//! An audit that goes on ([`PipelineAudit::from_now`]) begins with its first step 1: a record that is in the source after it has all of its copies after the ends
+//! of the other topics. It reads what is new:
+//!
+//! - The copies that were unread are remembered, and compared with the new committed offsets.
+//! - The source is read up to the last record that was complete in step 2. A later one waits there, and has no other copy. If retries return to the source, the
+//!   rest is read ahead, and of the rest, only retries are kept.
+//! - A record that has ended before step 2, and does not wait, is forgotten. Step 3 has read all copies of its chain, so that a copy that a later pass reads belongs
+//!   to a second chain, as another end does.
+//!
 //! # Assumptions
 //! - The topics still contain the ends of all records in the source. If the retention of the output is shorter than
-//!   that of the source, old records are reported as lost.
-//! - The number of partitions does not change during the audit.
+//!   that of the source, an audit of all records reports old ones as lost. An audit from now on notices it.
+//! - The number of partitions does not change during a pass.
+//!
+//! In a pipeline that drops results, a second result is not found if a pass was between them.
 //!
 //! If two copies of a record wait at the same time, the audit reports the record as doubled only after one of them has
 //! ended.
 
 use std::collections::{BTreeMap, HashMap};
-use std::slice;
 use std::sync::Arc;
 use std::time::Duration;
 
-use redeliver_core::pipeline::TopicRole;
-use redeliver_core::{HandlerChanges, JobId, Pipeline, Position, Record, SchedulerTopics};
-use redeliver_kafka::KafkaSettings;
-use redeliver_kafka::backlog::GroupPositions;
+use redeliver_core::{HandlerChanges, JobId, Pipeline, Record, SchedulerTopics, Timestamp};
 use redeliver_kafka::reader::{ReadError, TopicReader};
-use redeliver_kafka::survey::Surveyor;
+use redeliver_kafka::survey::{Extent, Surveyor};
+use redeliver_kafka::{KafkaSettings, TopicId};
 use redeliver_proto::long_wait;
 
-use crate::ledger::{Ledger, Scheduled};
+use crate::pass::{Clients, Fault, Offsets, Pace, PipelineAudit, failed};
 use crate::report::Report;
 
 /// The options of an audit.
@@ -77,14 +86,12 @@ impl Default for AuditOptions {
 
 /// The audit failed, so there is no report.
 #[derive(Debug, thiserror::Error)]
-#[error("pipeline `{pipeline}`: cannot {step}")]
+#[error("pipeline `{pipeline}`")]
 pub struct AuditError {
     /// The name of the pipeline.
     pub pipeline: String,
-    /// The step that failed.
-    pub step: &'static str,
-    /// The cause.
-    pub source: Box<ReadError>,
+    /// Why.
+    pub source: Fault,
 }
 
 /// Audits a pipeline. Blocks the calling thread, so do not call it from an async task. Writes nothing and joins no
@@ -97,164 +104,180 @@ pub fn audit(
     pipeline: &Pipeline,
     options: &AuditOptions,
 ) -> Result<Report, AuditError> {
-    let failed = |step| {
-        let pipeline = pipeline.name.to_string();
-        move |source| AuditError {
-            pipeline,
-            step,
-            source: Box::new(source),
-        }
-    };
-    let mut ledger = Ledger::new(pipeline, options.changes);
-    let roles = roles(settings, pipeline).map_err(failed("list the retry topics"))?;
-    let topics = |wanted: fn(&TopicRole) -> bool| -> Vec<Arc<str>> {
-        roles
-            .iter()
-            .filter(|(_, role)| wanted(role))
-            .map(|(topic, _)| topic.clone())
-            .collect()
-    };
-
-    let ends = topics(|role| matches!(role, TopicRole::Output | TopicRole::DeadLetter));
-    let mut ends = Sweep::new(settings, &ends).map_err(failed("open the output and the dead letters"))?;
-    let end = |ledger: &mut Ledger, record: &Record| match roles.get(&record.position.topic) {
-        Some(TopicRole::Output) => ledger.output(record),
-        _ => ledger.dead(record),
-    };
-    ends.read(options.timeout, |record| end(&mut ledger, record))
-        .map_err(failed("read the output and the dead letters"))?;
-
-    let positions =
-        positions(settings, pipeline, &roles, options).map_err(failed("read the committed offsets"))?;
-    ledger.positions_known();
-
-    if let Some((_, scheduler)) = &options.scheduler {
-        read_scheduler(
-            settings,
-            pipeline,
-            scheduler,
-            options.timeout,
-            &positions,
-            &mut ledger,
-        )
-        .map_err(failed("read the waiting records in the scheduler"))?;
-    }
-
-    let waiting = topics(|role| matches!(role, TopicRole::Tier(_) | TopicRole::Due));
-    let waited = Sweep::new(settings, &waiting).and_then(|mut sweep| {
-        sweep.read(options.timeout, |record| {
-            let unread = positions.is_unread(&record.position);
-            match roles.get(&record.position.topic) {
-                Some(TopicRole::Tier(_)) => ledger.tier(record, unread),
-                _ => ledger.due(record, unread),
-            }
-        })
-    });
-    waited.map_err(failed("read the tiers and the due topic"))?;
-
-    let came_in =
-        Sweep::new(settings, &topics(|role| matches!(role, TopicRole::Source))).and_then(|mut sweep| {
-            sweep.read(options.timeout, |record| {
-                let unread = positions.is_unread(&record.position);
-                // A retired pipeline never processes the unread records of its source.
-                if !(pipeline.retired && unread) {
-                    ledger.source(record, unread);
-                }
-            })
+    let mut audits = [PipelineAudit::of_all(pipeline.clone(), options.changes)];
+    let stop = || false;
+    let mut pace = Pace::new(options.timeout, &stop);
+    let mut passed = Err(Fault::Stopped);
+    let auditor = Auditor::new(settings, options.scheduler.clone(), false);
+    let auditor = auditor.map_err(failed("connect to Kafka"));
+    // The time does not matter for an audit of all records.
+    let result = auditor.and_then(|mut auditor| {
+        auditor.pass(&mut audits, Timestamp::from_millis(0), &mut pace, |_, result| {
+            passed = result;
         });
-    came_in.map_err(failed("read the source"))?;
-
-    ends.read(options.timeout, |record| end(&mut ledger, record))
-        .map_err(failed("read the output and the dead letters again"))?;
-    Ok(ledger.report())
-}
-
-/// The topics of a pipeline with their roles.
-fn roles(settings: &KafkaSettings, pipeline: &Pipeline) -> Result<HashMap<Arc<str>, TopicRole>, ReadError> {
-    let of_pipelines = Surveyor::new(settings)?.roles(slice::from_ref(pipeline))?;
-    Ok(of_pipelines.into_iter().flatten().collect())
-}
-
-/// The committed offsets of the groups of a pipeline.
-fn positions(
-    settings: &KafkaSettings,
-    pipeline: &Pipeline,
-    roles: &HashMap<Arc<str>, TopicRole>,
-    options: &AuditOptions,
-) -> Result<GroupPositions, ReadError> {
-    let of_pipeline = roles.iter().filter_map(|(topic, role)| {
-        let group = pipeline.reading_group(*role, &settings.id_prefix)?;
-        Some((group, topic.clone()))
+        passed
     });
-    let of_scheduler = options.scheduler.iter();
-    let of_scheduler = of_scheduler.map(|(group, topics)| (group.clone(), topics.ingest.clone()));
-    let topics: Vec<(String, Arc<str>)> = of_pipeline.chain(of_scheduler).collect();
-    GroupPositions::read(settings, &topics)
+    result.map_err(|source| AuditError {
+        pipeline: pipeline.name.to_string(),
+        source,
+    })
 }
 
-/// Reads the commands and jobs of the scheduler.
-fn read_scheduler(
-    settings: &KafkaSettings,
-    pipeline: &Pipeline,
-    scheduler: &SchedulerTopics,
-    timeout: Duration,
-    positions: &GroupPositions,
-    ledger: &mut Ledger,
-) -> Result<(), ReadError> {
-    let mut commands = Sweep::new(settings, std::slice::from_ref(&scheduler.ingest))?;
-    commands.read(timeout, |command| {
-        if let Some(record) = long_wait::unwrap(&pipeline.name, command) {
-            ledger.scheduled(&record, positions.is_unread(&command.position));
-        }
-    })?;
-    let mut waiting: HashMap<JobId, Scheduled> = HashMap::new();
-    let mut jobs = Sweep::new(settings, std::slice::from_ref(&scheduler.state))?;
-    jobs.read(timeout, |job| {
-        let key = job.key.as_deref().and_then(|key| std::str::from_utf8(key).ok());
-        let Some(id) = key.and_then(|key| key.parse().ok()) else {
-            return;
+/// Audits pipelines, once or again and again, with two connections for all of them.
+pub struct Auditor {
+    clients: Clients,
+    /// Whether it begins with what is new in the topics of the scheduler.
+    from_now: bool,
+    /// The ids of the scheduler's topics, and the next offset of each partition.
+    ids: BTreeMap<String, TopicId>,
+    next: Offsets,
+}
+
+impl Auditor {
+    /// Does not connect yet. `scheduler`: the consumer group and the topics of the scheduler, if long waits of any pipeline go there. `from_now`: whether its
+    /// audits are those of [`PipelineAudit::from_now`].
+    ///
+    /// # Errors
+    /// If a client cannot be created from its configuration.
+    pub fn new(
+        settings: &KafkaSettings,
+        scheduler: Option<(String, SchedulerTopics)>,
+        from_now: bool,
+    ) -> Result<Self, ReadError> {
+        let clients = Clients {
+            settings: settings.clone(),
+            surveyor: Surveyor::new(settings)?,
+            reader: TopicReader::new(settings, &[])?,
+            scheduler,
         };
-        let record = long_wait::unwrap_state(&pipeline.name, job);
-        match record.and_then(|record| ledger.scheduled(&record, false)) {
-            Some(scheduled) => drop(waiting.insert(id, scheduled)),
-            None => drop(waiting.remove(&id)),
-        }
-    })?;
-    for scheduled in waiting.into_values() {
-        ledger.still_scheduled(scheduled);
-    }
-    Ok(())
-}
-
-/// Reads topics to their ends, again and again if needed, and visits each record once.
-struct Sweep {
-    reader: TopicReader,
-    next: BTreeMap<(Arc<str>, i32), i64>,
-}
-
-impl Sweep {
-    fn new(settings: &KafkaSettings, topics: &[Arc<str>]) -> Result<Self, ReadError> {
         Ok(Self {
-            reader: TopicReader::new(settings, topics)?,
-            next: BTreeMap::new(),
+            clients,
+            from_now,
+            ids: BTreeMap::new(),
+            next: Offsets::new(),
         })
     }
 
-    fn read(&mut self, timeout: Duration, mut visit: impl FnMut(&Record)) -> Result<(), ReadError> {
-        let next = &mut self.next;
-        self.reader.read_to_end(timeout, |record| {
-            let Position {
-                topic,
-                partition,
-                offset,
-            } = &record.position;
-            // The reader can read past the requested end and return those records again the next time. They must not be
-            // counted twice.
-            let next = next.entry((topic.clone(), *partition)).or_insert(0);
-            if *offset >= *next {
-                *next = *offset + 1;
-                visit(&record);
+    /// Audits each of these pipelines, which are the same each time, and reports what it finds. Blocks, writes nothing, and joins no consumer group.
+    pub fn pass(
+        &mut self,
+        audits: &mut [PipelineAudit],
+        now: Timestamp,
+        pace: &mut Pace<'_>,
+        mut found: impl FnMut(&mut PipelineAudit, Result<Report, Fault>),
+    ) {
+        let pipelines: Vec<Pipeline> = audits.iter().map(|audit| audit.pipeline.clone()).collect();
+        let roles = self.clients.surveyor.roles(&pipelines).map_err(Arc::new);
+        let mut roles = roles.map(Vec::into_iter);
+        let scheduler = self.begin_scheduler(audits);
+        let mut begun = Vec::new();
+        for audit in &mut *audits {
+            let result = match (&mut roles, &scheduler) {
+                (Err(error), _) => Err(failed("list the retry topics")(error.clone())),
+                (_, Err(error)) if audit.waits_long() => {
+                    Err(failed("read the ends of the scheduler's topics")(error.clone()))
+                }
+                (_, Ok(false)) if audit.reads_scheduler() => Err(Fault::Changed),
+                (Ok(roles), _) => {
+                    let roles = roles.next().unwrap_or_default();
+                    audit.begin(&self.clients, roles, now)
+                }
+            };
+            begun.push(result.is_ok());
+            if let Err(fault) = result {
+                found(audit, Err(fault));
             }
-        })
+        }
+        let scheduler = self.read_scheduler(audits, pace);
+        let mut kept: Vec<usize> = audits.iter().map(PipelineAudit::kept).collect();
+        for (index, audit) in audits.iter_mut().enumerate().filter(|(index, _)| begun[*index]) {
+            if (pace.stop)() {
+                return;
+            }
+            kept[index] = 0;
+            pace.kept_by_others = kept.iter().sum();
+            let others = kept.iter().zip(&begun).filter(|(_, begun)| **begun);
+            pace.kept_by_largest = others.map(|(kept, _)| *kept).max().unwrap_or(0);
+            let result = match &scheduler {
+                Err(error) if audit.waits_long() => {
+                    Err(failed("read the waiting records in the scheduler")(error.clone()))
+                }
+                _ => audit.read(&mut self.clients, pace),
+            };
+            found(audit, result);
+            kept[index] = audit.kept();
+        }
     }
+
+    /// Decides where to begin with partitions of the scheduler that are new. Returns false if a topic was created again.
+    fn begin_scheduler(&mut self, audits: &[PipelineAudit]) -> Result<bool, Arc<ReadError>> {
+        let Some((_, topics)) = &self.clients.scheduler else {
+            return Ok(true);
+        };
+        if !audits.iter().any(PipelineAudit::waits_long) {
+            return Ok(true);
+        }
+        let topics = [topics.ingest.clone(), topics.state.clone()];
+        let ids = self.clients.ids(&topics)?;
+        let extents = self.clients.reader.extents(&topics)?;
+        let is_other =
+            |(topic, id): (&String, &TopicId)| self.ids.get(topic).is_some_and(|known| known != id);
+        let is_beyond = |(partition, extent): (&_, &Extent)| {
+            self.next.get(partition).is_some_and(|next| extent.end < *next)
+        };
+        let is_new = ids.iter().any(is_other) || extents.iter().any(is_beyond);
+        if is_new {
+            self.next.clear();
+        }
+        let begins_now = self.from_now && self.next.is_empty();
+        for (partition, Extent { low, end }) in extents {
+            let begin = if begins_now { end } else { low };
+            self.next.entry(partition).or_insert(begin);
+        }
+        self.ids = ids;
+        Ok(!is_new)
+    }
+
+    /// Reads the commands and jobs of the scheduler, also for pipelines whose pass has not begun: they would miss them.
+    fn read_scheduler(
+        &mut self,
+        audits: &mut [PipelineAudit],
+        pace: &mut Pace<'_>,
+    ) -> Result<(), Arc<ReadError>> {
+        let Some((_, SchedulerTopics { ingest, state, .. })) = self.clients.scheduler.clone() else {
+            return Ok(());
+        };
+        let waiting = audits.iter_mut().filter(|audit| audit.reads_scheduler());
+        let mut waiting: HashMap<String, &mut PipelineAudit> =
+            waiting.map(|audit| (audit.name().to_owned(), audit)).collect();
+        if waiting.is_empty() {
+            return Ok(());
+        }
+        // Commands first: the job of one that is complete is in the state topic.
+        let is_read = |(topic, _): &(Arc<str>, i32)| *topic == ingest;
+        self.clients.read(&mut self.next, is_read, None, pace, |record| {
+            if let Some((pipeline, record)) = long_wait::unwrap_any(record)
+                && let Some(audit) = waiting.get_mut(&pipeline)
+            {
+                audit.command(&record);
+            }
+        })?;
+        let is_read = |(topic, _): &(Arc<str>, i32)| *topic == state;
+        self.clients.read(&mut self.next, is_read, None, pace, |record| {
+            let Some(id) = job_id(record) else {
+                return;
+            };
+            let found = long_wait::unwrap_any_state(record);
+            for (name, audit) in &mut waiting {
+                let record = found.as_ref().filter(|(pipeline, _)| pipeline == name);
+                audit.job(id, record.map(|(_, record)| record));
+            }
+        })?;
+        Ok(())
+    }
+}
+
+/// The id of the job that a record of the state topic is about.
+fn job_id(record: &Record) -> Option<JobId> {
+    std::str::from_utf8(record.key.as_deref()?).ok()?.parse().ok()
 }

@@ -1,7 +1,6 @@
-//! The state of each origin, in 24 bytes. States are stored in pages of adjacent offsets, so that tens of millions of
-//! records fit in memory, and a forged origin with a large offset costs only one small page.
+//! The lives of origins of which something can still follow. A record that has ended as it should needs no entry.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
 use redeliver_core::ErrorClass;
@@ -46,7 +45,10 @@ impl fmt::Display for Role {
     }
 }
 
-/// Twelve flags of a life.
+/// A life of an origin: the partition and the offset of the origin in the source topic, and how often it was redriven before.
+pub(crate) type Key = (i32, i64, u32);
+
+/// Flags of a life.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Mark(u16);
 
@@ -54,18 +56,18 @@ impl Mark {
     pub(crate) const IN_SOURCE: Self = Self(1);
     pub(crate) const IN_TIER: Self = Self(2);
     pub(crate) const IN_DUE: Self = Self(4);
-    pub(crate) const UNREAD_IN_SOURCE: Self = Self(8);
-    pub(crate) const UNREAD_IN_TIER: Self = Self(16);
-    pub(crate) const UNREAD_IN_DUE: Self = Self(32);
+    pub(crate) const WITH_SCHEDULER: Self = Self(8);
+    /// Its job has not ended.
+    pub(crate) const WAITS_WITH_SCHEDULER: Self = Self(16);
     /// An end was read before the committed offsets of the groups.
-    pub(crate) const ENDED_BEFORE: Self = Self(64);
-    pub(crate) const ALTERED: Self = Self(128);
-    pub(crate) const WITH_SCHEDULER: Self = Self(256);
-    pub(crate) const WAITS_WITH_SCHEDULER: Self = Self(512);
+    pub(crate) const ENDED_BEFORE: Self = Self(32);
+    pub(crate) const ALTERED: Self = Self(64);
     /// The redrive with which the life began may have changed the value and the header that describes it.
-    pub(crate) const EDITED_VALUE: Self = Self(1024);
+    pub(crate) const EDITED_VALUE: Self = Self(128);
     /// It may have changed the key or the other headers.
-    pub(crate) const EDITED_REST: Self = Self(2048);
+    pub(crate) const EDITED_REST: Self = Self(256);
+    /// It was settled, and is already in the counts.
+    pub(crate) const COUNTED: Self = Self(512);
 }
 
 /// One life of an origin: from the source or a redrive to the output or the dead letters.
@@ -77,6 +79,8 @@ pub(crate) struct Life {
     pub(crate) retries: u16,
     pub(crate) outputs: u8,
     pub(crate) dead: u8,
+    /// How many copies are not processed yet, by the topic in which they are.
+    unread: [u8; 4],
     pub(crate) class: Option<ErrorClass>,
     hashed: Hashed,
 }
@@ -131,8 +135,22 @@ impl Life {
         self.marks & mark.0 != 0
     }
 
-    fn is_seen(&self) -> bool {
-        self.marks != 0 || self.has_ended()
+    pub(crate) fn unmark(&mut self, mark: Mark) {
+        self.marks &= !mark.0;
+    }
+
+    /// Counts a copy that is not processed yet.
+    pub(crate) fn add_unread(&mut self, role: Role) {
+        if let Some(count) = self.unread.get_mut(role as usize) {
+            *count = count.saturating_add(1);
+        }
+    }
+
+    /// One of these copies is processed.
+    pub(crate) fn remove_unread(&mut self, role: Role) {
+        if let Some(count) = self.unread.get_mut(role as usize) {
+            *count = count.saturating_sub(1);
+        }
     }
 
     pub(crate) fn has_ended(&self) -> bool {
@@ -141,16 +159,11 @@ impl Life {
 
     /// The topic in which the record waits. If two copies are unread, the later one counts.
     pub(crate) fn waits_in(&self) -> Option<Role> {
-        let places = [
-            (Mark::UNREAD_IN_DUE, Role::Due),
-            (Mark::WAITS_WITH_SCHEDULER, Role::Scheduler),
-            (Mark::UNREAD_IN_TIER, Role::Tier),
-            (Mark::UNREAD_IN_SOURCE, Role::Source),
-        ];
-        places
-            .into_iter()
-            .find(|(mark, _)| self.has(*mark))
-            .map(|(_, role)| role)
+        let later_first = [Role::Due, Role::Scheduler, Role::Tier, Role::Source];
+        later_first.into_iter().find(|role| {
+            let has_job = *role == Role::Scheduler && self.has(Mark::WAITS_WITH_SCHEDULER);
+            has_job || self.unread[*role as usize] > 0
+        })
     }
 
     /// Compares a copy with the first one that was read. Returns a description of the differences.
@@ -198,71 +211,56 @@ impl Life {
     }
 }
 
-const PAGE: usize = 64;
-
-/// All lives of all origins.
+/// The lives that are kept.
 #[derive(Default)]
-pub(crate) struct Table {
-    first_lives: BTreeMap<Place, Box<[Life; PAGE]>>,
-    later_lives: BTreeMap<(Place, u32), Life>,
-}
+pub(crate) struct Table(BTreeMap<Key, Life>);
 
 impl Table {
     /// A life of an origin, created if it is new.
-    pub(crate) fn life(&mut self, place: Place, life: u32) -> &mut Life {
-        if life > 0 {
-            return self.later_lives.entry((place, life)).or_default();
-        }
-        let (page, index) = split(place);
-        let page = self
-            .first_lives
-            .entry(page)
-            .or_insert_with(|| Box::new([Life::default(); PAGE]));
-        &mut page[index]
+    pub(crate) fn life(&mut self, key: Key) -> &mut Life {
+        self.0.entry(key).or_default()
     }
 
-    /// The first life of an origin, if any copy of it was read.
-    pub(crate) fn first_life(&self, place: Place) -> Option<&Life> {
-        let (page, index) = split(place);
-        self.first_lives
-            .get(&page)
-            .map(|page| &page[index])
-            .filter(|life| life.is_seen())
+    /// A life that is kept.
+    pub(crate) fn get_mut(&mut self, key: Key) -> Option<&mut Life> {
+        self.0.get_mut(&key)
     }
 
-    /// The last life of an origin before this one of which a copy was read, with its number.
-    pub(crate) fn life_before(&self, place: Place, life: u32) -> Option<(u32, &Life)> {
-        let mut earlier = self.later_lives.range((place, 0)..(place, life));
-        let earlier = earlier.next_back().map(|((_, number), found)| (*number, found));
-        earlier.or_else(|| Some((0, self.first_life(place).filter(|_| life > 0)?)))
+    pub(crate) fn contains(&self, key: Key) -> bool {
+        self.0.contains_key(&key)
     }
 
-    /// Every life of which a copy was read: the first lives in order of their origins, then the others.
-    pub(crate) fn lives(&self) -> impl Iterator<Item = (Place, u32, &Life)> {
-        let first = self.first_lives.iter().flat_map(|((partition, page), lives)| {
-            let base = page * PAGE as i64;
-            let lives = lives.iter().enumerate();
-            lives.map(move |(index, life)| ((*partition, base + index as i64), 0, life))
+    pub(crate) fn len(&self) -> usize {
+        self.0.len()
+    }
+
+    /// The lives of each origin in order.
+    pub(crate) fn origins(&self) -> impl Iterator<Item = (Place, Vec<(u32, &Life)>)> {
+        let mut lives = self.0.iter().peekable();
+        std::iter::from_fn(move || {
+            let ((partition, offset, number), life) = lives.next()?;
+            let place = (*partition, *offset);
+            let mut of_place = vec![(*number, life)];
+            while let Some(((.., number), life)) =
+                lives.next_if(|((partition, offset, _), _)| (*partition, *offset) == place)
+            {
+                of_place.push((*number, life));
+            }
+            Some((place, of_place))
+        })
+    }
+
+    /// Removes lives that are settled. `is_settled` gets the origin, whether it was redriven, and the life.
+    pub(crate) fn settle(&mut self, mut is_settled: impl FnMut(Place, bool, &Life) -> bool) {
+        let later = self.0.keys().filter(|(.., number)| *number > 0);
+        let redriven: BTreeSet<Place> = later
+            .map(|(partition, offset, _)| (*partition, *offset))
+            .collect();
+        self.0.retain(|(partition, offset, _), life| {
+            let place = (*partition, *offset);
+            !is_settled(place, redriven.contains(&place), life)
         });
-        let later = self
-            .later_lives
-            .iter()
-            .map(|((place, number), life)| (*place, *number, life));
-        first.filter(|(_, _, life)| life.is_seen()).chain(later)
     }
-
-    /// The redriven origins, with the number of their last life.
-    pub(crate) fn last_lives(&self) -> BTreeMap<Place, u32> {
-        self.later_lives.keys().copied().collect()
-    }
-}
-
-fn split((partition, offset): Place) -> (Place, usize) {
-    let index = offset.rem_euclid(PAGE as i64);
-    (
-        (partition, offset.div_euclid(PAGE as i64)),
-        usize::try_from(index).unwrap_or(0),
-    )
 }
 
 #[cfg(test)]
@@ -287,22 +285,42 @@ mod tests {
     }
 
     #[test]
-    fn lives_are_listed_in_order() {
+    fn lives_are_listed_by_origin() {
         let mut table = Table::default();
-        let places = [(0, 0), (0, 63), (0, 64), (1, i64::MAX), (7, 1)];
-        for place in places.into_iter().rev() {
-            table.life(place, 0).mark(Mark::IN_SOURCE);
+        let keys = [(0, 0, 0), (0, 5, 0), (0, 5, 2), (1, i64::MAX, 0), (7, 1, 3)];
+        for key in keys.into_iter().rev() {
+            table.life(key).mark(Mark::IN_SOURCE);
         }
-        table.life((0, 5), 0);
-        table.life((0, 5), 2).mark(Mark::IN_DUE);
-        let lives: Vec<_> = table.lives().map(|(place, number, _)| (place, number)).collect();
-        let expected: Vec<_> = places
-            .into_iter()
-            .map(|place| (place, 0))
-            .chain([((0, 5), 2)])
-            .collect();
-        assert_eq!(lives, expected);
-        assert!(table.first_life((0, 5)).is_none() && table.first_life((0, 63)).is_some());
-        assert_eq!(table.last_lives(), BTreeMap::from([((0, 5), 2)]));
+        let listed = |table: &Table| -> Vec<(Place, Vec<u32>)> {
+            let origins = table.origins();
+            origins
+                .map(|(place, lives)| (place, lives.iter().map(|(number, _)| *number).collect()))
+                .collect()
+        };
+        let redriven = [((0, 5), vec![0, 2]), ((7, 1), vec![3])];
+        let others = [((0, 0), vec![0]), ((1, i64::MAX), vec![0])];
+        let [first, last] = redriven.clone();
+        let [zero, far] = others;
+        assert_eq!(listed(&table), [zero, first, far, last]);
+        table.settle(|_, is_redriven, life| life.has(Mark::IN_SOURCE) && !is_redriven);
+        assert_eq!(listed(&table), redriven);
+    }
+
+    #[test]
+    fn unread_copies_are_counted() {
+        let mut life = Life::default();
+        assert_eq!(life.waits_in(), None);
+        for role in [Role::Tier, Role::Tier, Role::Due] {
+            life.add_unread(role);
+        }
+        assert_eq!(life.waits_in(), Some(Role::Due));
+        life.remove_unread(Role::Due);
+        life.remove_unread(Role::Tier);
+        assert_eq!(life.waits_in(), Some(Role::Tier));
+        life.mark(Mark::WAITS_WITH_SCHEDULER);
+        assert_eq!(life.waits_in(), Some(Role::Scheduler));
+        life.unmark(Mark::WAITS_WITH_SCHEDULER);
+        life.remove_unread(Role::Tier);
+        assert_eq!(life.waits_in(), None);
     }
 }

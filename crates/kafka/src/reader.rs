@@ -18,6 +18,7 @@ use redeliver_core::{Record, Timestamp};
 use redeliver_kafka_ffi::TopicId;
 
 use crate::client::{ClientSettings, KafkaSettings};
+use crate::extents::Extent;
 use crate::partition_end::EndContext;
 use crate::processor::Waker;
 use error::is_transient;
@@ -207,7 +208,36 @@ impl TopicReader {
 
     /// From now on, reads only this partition of one of its topics, beginning at an offset.
     pub fn seek(&mut self, topic: &Arc<str>, partition: i32, from: i64) {
-        self.reader.partitions = vec![Partition::new(topic, partition, Some(from))];
+        self.seek_all([((topic.clone(), partition), from)]);
+    }
+
+    /// From now on, reads only these partitions, which can be of other topics, each beginning at an offset.
+    pub fn seek_all(&mut self, from: impl IntoIterator<Item = ((Arc<str>, i32), i64)>) {
+        let from = from.into_iter();
+        self.reader.partitions = from
+            .map(|((topic, partition), next)| Partition::new(&topic, partition, Some(next)))
+            .collect();
+    }
+
+    /// The bounds of all partitions of these topics.
+    ///
+    /// # Errors
+    /// If the broker or a leader does not answer, or a topic is missing.
+    pub fn extents(&self, topics: &[Arc<str>]) -> Result<BTreeMap<(Arc<str>, i32), Extent>, ReadError> {
+        let mut keys = Vec::new();
+        for topic in topics {
+            let count = self.topics.partitions(topic)?;
+            keys.extend((0..count).map(|partition| (topic.clone(), partition)));
+        }
+        let deadline = Instant::now() + CALL;
+        // The first offsets are requested first, so that none is beyond the end.
+        let lows = offsets(&self.topics.client, &keys, At::Beginning, deadline)?;
+        let ends = offsets(self.consumer(), &keys, At::End, deadline)?;
+        let bounds = lows.into_iter().filter_map(|(key, low)| {
+            let end = *ends.get(&key)?;
+            Some((key, Extent { low, end }))
+        });
+        Ok(bounds.collect())
     }
 
     /// As [`TopicReader::seek`], beginning at the first record with this timestamp or a later one, and not before an offset.
@@ -278,6 +308,34 @@ impl TopicReader {
         &mut self,
         timeout: Duration,
         stop: impl Fn() -> bool,
+        visit: impl FnMut(Record),
+    ) -> Result<(), ReadError> {
+        let ends = self.settled_ends(Instant::now() + timeout)?;
+        self.read_in_parts(&ends, Until::End, timeout, stop, visit)
+    }
+
+    /// As [`TopicReader::read_to_end_in_parts`], but reads each partition up to this offset, which is at most its last stable offset. Some records after it
+    /// may be visited.
+    ///
+    /// # Errors
+    /// As [`TopicReader::read_to_end_in_parts`].
+    pub fn read_up_to(
+        &mut self,
+        ends: &BTreeMap<(Arc<str>, i32), i64>,
+        timeout: Duration,
+        stop: impl Fn() -> bool,
+        visit: impl FnMut(Record),
+    ) -> Result<(), ReadError> {
+        self.read_in_parts(ends, Until::Offset, timeout, stop, visit)
+    }
+
+    /// Reads again after a timeout if there was progress.
+    fn read_in_parts(
+        &mut self,
+        ends: &Offsets,
+        until: fn(i64) -> Until,
+        timeout: Duration,
+        stop: impl Fn() -> bool,
         mut visit: impl FnMut(Record),
     ) -> Result<(), ReadError> {
         let positions = |reader: &Self| -> Vec<Option<i64>> {
@@ -286,7 +344,13 @@ impl TopicReader {
         };
         loop {
             let before = positions(self);
-            match self.read_to_end(timeout, &mut visit) {
+            let deadline = Instant::now() + timeout;
+            let ends = self.unread(ends.clone(), deadline)?;
+            let read = self.read_until(&ends, until, deadline, |record| {
+                record.into_iter().for_each(&mut visit);
+                ControlFlow::Continue(())
+            });
+            match read {
                 Err(ReadError::Late { .. }) if positions(self) != before && !stop() => {}
                 read => return read,
             }

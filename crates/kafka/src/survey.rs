@@ -166,6 +166,25 @@ impl Surveyor {
         Ok(known)
     }
 
+    /// One of these topics in which the latest record of a key can replace the earlier ones, or in which that is unknown. Blocks.
+    ///
+    /// # Errors
+    /// If the broker does not answer.
+    pub fn may_compact(&self, topics: Vec<Arc<str>>) -> Result<Option<Arc<str>>, ReadError> {
+        // It only waits for a thread of the client.
+        let Ok(runtime) = tokio::runtime::Builder::new_current_thread().build() else {
+            return Ok(topics.into_iter().next());
+        };
+        let settings = runtime.block_on(self.settings(&topics))?;
+        let settings: BTreeMap<String, _> = settings.into_iter().collect();
+        let keeps_all = |topic: &Arc<str>| {
+            let entries = settings.get(&**topic);
+            let policy = entries.and_then(|entries| setting(entries, "cleanup.policy"));
+            policy.is_some_and(|policy| !policy.split(',').any(|word| word.trim() == "compact"))
+        };
+        Ok(topics.into_iter().find(|topic| !keeps_all(topic)))
+    }
+
     /// The size of the largest batch of records that each of these topics accepts, in bytes. Without topics that do not exist or whose configuration the
     /// client may not see: without any, if the broker does not support the request.
     ///

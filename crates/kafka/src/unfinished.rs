@@ -129,6 +129,36 @@ impl GroupPositions {
         Ok(Self(positions))
     }
 
+    /// Without those of deleted topics, given the ids of the topics that exist.
+    #[must_use]
+    pub fn of_topics(mut self, ids: &BTreeMap<String, TopicId>) -> Self {
+        for (topic, partitions) in &mut self.0 {
+            let topic = ids.get(&**topic).copied().map(TopicFingerprint::of);
+            partitions.retain(|_, committed| !committed.is_of_another(topic));
+        }
+        self
+    }
+
+    /// The offset after the last one that the group has completed in a partition; `None` if it has committed nothing.
+    #[must_use]
+    pub fn completed_to(&self, topic: &str, partition: i32) -> Option<i64> {
+        let committed = self.0.get(topic)?.get(&partition)?;
+        let last = committed.completed.ranges().last();
+        Some(last.map_or(committed.offset, |range| range.end))
+    }
+
+    /// Whether a committed offset is before the one in other positions, or is gone: somebody has reset it.
+    #[must_use]
+    pub fn is_behind(&self, other: &Self) -> bool {
+        other.0.iter().any(|(topic, partitions)| {
+            let own = self.0.get(topic);
+            partitions.iter().any(|(partition, committed)| {
+                let own = own.and_then(|own| own.get(partition));
+                own.is_none_or(|own| own.offset < committed.offset)
+            })
+        })
+    }
+
     /// Whether the group has not completed the record at this position. Without a committed offset, it starts at the beginning.
     #[must_use]
     pub fn is_unread(&self, position: &Position) -> bool {

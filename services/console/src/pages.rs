@@ -9,6 +9,7 @@ mod jobs;
 mod letters;
 mod now;
 mod pipeline;
+mod proof;
 mod redrives;
 mod schedules;
 mod trace;

@@ -1,6 +1,7 @@
 //! The section of the configuration that only the inspector reads.
 
 mod masking;
+mod pipeline_audit;
 mod redrive;
 mod schema_registry;
 
@@ -15,6 +16,7 @@ use redeliver_runtime::config::{
 use serde::{Deserialize, Serialize};
 
 pub(crate) use self::masking::{Expression, FieldPath, MaskingRule, Step};
+pub use self::pipeline_audit::PipelineAuditConfig;
 pub use self::redrive::RedriveConfig;
 pub(crate) use self::schema_registry::SchemaRegistryConfig;
 
@@ -64,6 +66,8 @@ pub struct DlqInspectorConfig {
     pub schema_registry: Option<SchemaRegistryConfig>,
     /// Redrives, discards and restores of dead letters.
     pub redrive: RedriveConfig,
+    /// Audits of all pipelines.
+    pub pipeline_audit: PipelineAuditConfig,
 }
 
 impl Default for DlqInspectorConfig {
@@ -81,6 +85,7 @@ impl Default for DlqInspectorConfig {
             record_disclosures: true,
             schema_registry: None,
             redrive: RedriveConfig::default(),
+            pipeline_audit: PipelineAuditConfig::default(),
         }
     }
 }
@@ -122,6 +127,7 @@ impl DlqInspectorConfig {
         }
         masking::check(&self.masking, self.auth.has_scopes(), findings);
         self.redrive.check(findings);
+        self.pipeline_audit.check(findings);
         for topic in &self.topics {
             if !redeliver_core::pipeline::is_topic_name(&topic.replace('*', "x")) {
                 findings.report(

@@ -23,6 +23,7 @@
 //! | `schema_registry` | fetches and keeps schemas |
 //! | `waiting` | records that wait for their next attempt, and the life of a record, read from Kafka on demand |
 //! | `overview` | what happens in all pipelines, and what is wrong, for all callers together |
+//! | `pipeline_audit` | whether each record of the pipelines is exactly once in the output, dead or waiting |
 //! | `audit` | the audit topic: recording who gets payloads, and reading it |
 //! | `api` | the gRPC services |
 //! | [`server`] | the gRPC server: health, reflection, identities, graceful shutdown |
@@ -54,6 +55,7 @@ mod lookup_pool;
 mod masking;
 mod metrics;
 mod overview;
+mod pipeline_audit;
 mod schema_registry;
 mod shared;
 mod waiting;
@@ -84,7 +86,7 @@ use tokio_util::task::TaskTracker;
 
 use crate::api::{Api, Groups, Redrives};
 use crate::audit::Audit;
-pub use crate::config::{DlqInspectorConfig, RedriveConfig, Sections};
+pub use crate::config::{DlqInspectorConfig, PipelineAuditConfig, RedriveConfig, Sections};
 use crate::decoding_pool::DecodingPool;
 use crate::gauges::Gauges;
 use crate::index::Pool;
@@ -99,6 +101,7 @@ use crate::metrics::Metrics;
 use crate::overview::surveyor::{Sources, Surveyor as OverviewSurveyor};
 use crate::overview::task::Overviews;
 use crate::pattern::Patterns;
+use crate::pipeline_audit::{AuditStatuses, Audits};
 use crate::redrive::returns::Returns;
 use crate::schema_registry::SchemaRegistry;
 use crate::shared::SharedState;
@@ -281,6 +284,22 @@ pub fn mount(host: &mut Host, config: DlqInspectorConfig, listener: Listener) ->
             metrics.clone(),
         )?;
     }
+    let pipeline_audits = AuditStatuses::default();
+    if config.pipeline_audit.enabled {
+        let scheduler = &host.config.scheduler;
+        let audits = Audits {
+            config: config.pipeline_audit,
+            kafka: host.kafka.clone(),
+            scheduler: (host.kafka.id(&scheduler.group), scheduler.topics()),
+            audits: pipeline_audit::audits(&host.config),
+            statuses: pipeline_audits.clone(),
+            metrics: metrics.clone(),
+            clock: host.clock.clone(),
+            stop: stop.clone(),
+        };
+        host.tasks
+            .spawn("dlq-pipeline-audit", audits.run_until(stop.clone()));
+    }
     let overviews = Overviews::new();
     let overview_surveyor = OverviewSurveyor::new(Sources {
         config: host.config.clone(),
@@ -292,6 +311,7 @@ pub fn mount(host: &mut Host, config: DlqInspectorConfig, listener: Listener) ->
         jobs: jobs.clone(),
         control: overview_control,
         statuses: host.follow_aside(&host.config.status_topic())?,
+        pipeline_audits,
         clock: host.clock.clone(),
     });
     let surveying = overviews

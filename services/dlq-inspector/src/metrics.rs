@@ -10,6 +10,7 @@ use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::{Registry, Unit};
 use redeliver_core::Timestamp;
+use redeliver_proto::v1;
 use tonic::Code;
 
 use crate::completeness::Completeness;
@@ -20,6 +21,11 @@ use crate::redrive::job::Kind;
 #[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
 struct TopicLabel {
     topic: String,
+}
+
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+struct PipelineLabel {
+    pipeline: String,
 }
 
 #[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
@@ -73,6 +79,8 @@ pub(crate) struct Metrics {
     scanned: Counter,
     overview_surveys: Counter,
     overview_watchers: Gauge,
+    audit_as_of: Family<PipelineLabel, Gauge>,
+    audit_defects: Family<PipelineLabel, Gauge>,
     calls: Family<CallLabels, Histogram, fn() -> Histogram>,
 }
 
@@ -100,6 +108,8 @@ impl Metrics {
             scanned: Counter::default(),
             overview_surveys: Counter::default(),
             overview_watchers: Gauge::default(),
+            audit_as_of: Family::default(),
+            audit_defects: Family::default(),
             calls: Family::new_with_constructor(|| Histogram::new(CALL_SECONDS)),
         };
         registry.register(
@@ -212,6 +222,16 @@ impl Metrics {
             "dlq_overview_watchers",
             "Clients that are watching the overview",
             metrics.overview_watchers.clone(),
+        );
+        registry.register(
+            "dlq_pipeline_audit_as_of_timestamp_seconds",
+            "As of when the last complete pass audited the pipeline",
+            metrics.audit_as_of.clone(),
+        );
+        registry.register(
+            "dlq_pipeline_audit_defects",
+            "Records that the last pass found lost, doubled, early, altered or unknown",
+            metrics.audit_defects.clone(),
         );
         registry.register_with_unit(
             "dlq_call",
@@ -348,6 +368,21 @@ impl Metrics {
 
     pub(crate) fn add_overview_survey(&self) {
         self.overview_surveys.inc();
+    }
+
+    /// Sets what is known about a pipeline.
+    pub(crate) fn set_pipeline_audit(&self, pipeline: &str, audit: &v1::PipelineAudit) {
+        let label = PipelineLabel {
+            pipeline: pipeline.to_owned(),
+        };
+        let Some(as_of) = &audit.as_of else {
+            self.audit_as_of.remove(&label);
+            self.audit_defects.remove(&label);
+            return;
+        };
+        self.audit_as_of.get_or_create(&label).set(as_of.seconds);
+        let defects = audit.defects.iter().map(|defect| defect.count).sum();
+        self.audit_defects.get_or_create(&label).set(saturating(defects));
     }
 
     pub(crate) fn count_overview_watcher(&self) -> WatcherGuard {

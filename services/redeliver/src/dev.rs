@@ -214,7 +214,7 @@ pipelines:
 scheduler:
   listen: '{scheduler}'
   apps: {{ docs: {{ topic: {PIPELINE} }} }}
-dlq_inspector: {{ listen: '{inspector}', redrive: {{ edit: true }} }}
+dlq_inspector: {{ listen: '{inspector}', redrive: {{ edit: true }}, pipeline_audit: {{ enabled: true, interval: 5s }} }}
 console:
   listen: '{console}'
   inspector: {{ url: 'http://{inspector}' }}

@@ -1,3 +1,4 @@
+mod passes;
 mod properties;
 mod world;
 
@@ -492,6 +493,20 @@ fn edited_parts_may_differ() {
         let report = world.report();
         assert_eq!(report.is_clean(), is_clean, "{edited}: {report}");
         assert_eq!((report.output, report.redriven), (1, 1));
+    }
+}
+
+#[test]
+fn margins_keep_three_digits() {
+    for (margin, kept) in [
+        (0, 0),
+        (-1, -1),
+        (9_999, 9_999),
+        (12_345, 12_300),
+        (-1_234_567, -1_230_000),
+        (i64::MIN, -9_220_000_000_000_000_000),
+    ] {
+        assert_eq!(rounded(margin), kept);
     }
 }
 

@@ -5,9 +5,9 @@ mod plant;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use redeliver_audit::{AuditOptions, Findings, Report, audit};
-use redeliver_core::Output;
+use redeliver_audit::{AuditOptions, Auditor, Fault, Findings, Pace, PipelineAudit, Report, audit};
 use redeliver_core::pipeline::ReturnTo;
+use redeliver_core::{HandlerChanges, Output, Timestamp};
 use redeliver_testkit::{DEADLINE, eventually};
 
 use crate::plant::{Plant, Stage, Word, change_headers};
@@ -18,6 +18,48 @@ fn report_of(plant: &Plant) -> Box<Report> {
         ..AuditOptions::default()
     };
     Box::new(audit(&plant.settings, &plant.pipeline, &options).unwrap())
+}
+
+/// An audit in passes, each of which reads only what is new.
+struct Passes {
+    auditor: Auditor,
+    audits: [PipelineAudit; 1],
+}
+
+impl Passes {
+    /// Begins before there are records.
+    fn new(plant: &Plant) -> Self {
+        let audit = PipelineAudit::from_now(plant.pipeline.clone(), HandlerChanges::Nothing);
+        let mut passes = Self {
+            auditor: Auditor::new(&plant.settings, None, true).unwrap(),
+            audits: [audit],
+        };
+        assert_eq!(passes.pass().source, 0);
+        passes
+    }
+
+    fn pass(&mut self) -> Box<Report> {
+        Box::new(self.try_pass().unwrap())
+    }
+
+    fn try_pass(&mut self) -> Result<Report, Fault> {
+        let mut report = Err(Fault::Stopped);
+        let stop = || false;
+        let mut pace = Pace::new(Duration::from_secs(30), &stop);
+        let now = Timestamp::from_millis(0);
+        self.auditor
+            .pass(&mut self.audits, now, &mut pace, |_, result| report = result);
+        report
+    }
+}
+
+/// The number of findings of each kind, and the sums.
+fn verdict(report: &Report) -> ([(&'static str, u64); 5], [u64; 4]) {
+    let defects = report.defects().map(|(name, findings)| (name, findings.count));
+    (
+        defects,
+        [report.output, report.dead, report.uncounted, report.foreign.count],
+    )
 }
 
 /// Plants the defect that the word of a record names.
@@ -52,6 +94,7 @@ fn all_planted_defects_are_found() {
         ("header-null", "altered"),
     ];
     words.extend(defects.iter().map(|(word, _)| *word));
+    let mut passes = Passes::new(&plant);
     let origins = plant.produce(&words);
     plant.forge_in_tier();
     plant.start(Stage::Worker, plant_defect);
@@ -61,6 +104,7 @@ fn all_planted_defects_are_found() {
         "all records have ended that are not lost or waiting",
         DEADLINE,
         || {
+            passes.pass();
             let report = report_of(&plant);
             let settled = report.output + report.dead == ended
                 && report.waiting.total() == 15
@@ -71,6 +115,12 @@ fn all_planted_defects_are_found() {
     );
     plant.stop();
     let report = report_of(&plant);
+    passes.pass();
+    let passed = passes.pass();
+    assert_eq!(verdict(&passed), verdict(&report), "{passed}\n{report}");
+    // What was there before proves nothing.
+    let mut later = Passes::new(&plant);
+    assert!(later.pass().is_clean());
 
     let mut expected: BTreeMap<&str, BTreeSet<&str>> = BTreeMap::new();
     for (word, defect) in defects {
@@ -108,6 +158,7 @@ fn assert_clean_at_every_moment(name: &str, return_to: ReturnTo) {
     const ROUNDS: u64 = 150;
     let mut plant = Plant::new(name, return_to);
     let no_defect = |_: Stage, _: &str, _: &mut Vec<Output>| {};
+    let mut passes = Passes::new(&plant);
     let mut was_audited_in_progress = false;
     let mut parts = 0;
     // At least one restart. On a slow machine, more parts until an audit has seen records in progress.
@@ -124,12 +175,14 @@ fn assert_clean_at_every_moment(name: &str, return_to: ReturnTo) {
         let expected = parts * ROUNDS * 5;
         eventually("all records have ended", DEADLINE, || {
             let report = report_of(&plant);
-            assert!(report.is_clean(), "{report}");
-            assert_eq!(
-                report.source,
-                report.output + report.dead + report.waiting.total(),
-                "{report}"
-            );
+            for report in [&report, &passes.pass()] {
+                assert!(report.is_clean(), "{report}");
+                assert_eq!(
+                    report.source,
+                    report.output + report.dead + report.waiting.total(),
+                    "{report}"
+                );
+            }
             was_audited_in_progress |= report.waiting.total() > 3 && report.output > 0;
             if report.output + report.dead == expected {
                 Ok(())
@@ -141,6 +194,10 @@ fn assert_clean_at_every_moment(name: &str, return_to: ReturnTo) {
         plant.stop();
     }
     let report = report_of(&plant);
+    let passed = passes.pass();
+    assert_eq!(verdict(&passed), verdict(&report), "{passed}\n{report}");
+    // Dead ones, and the three that wait.
+    assert_eq!(passes.audits[0].kept() as u64, parts * ROUNDS + 2 * 3);
     assert_eq!(
         (report.output, report.dead),
         (4 * parts * ROUNDS, parts * ROUNDS),
@@ -163,4 +220,28 @@ fn running_pipeline_stays_clean() {
 #[test]
 fn pipeline_returning_to_source_stays_clean() {
     assert_clean_at_every_moment("audit-requeue", ReturnTo::Source);
+}
+
+#[test]
+fn changes_begin_an_audit_again() {
+    let mut plant = Plant::new("audit-changes", ReturnTo::Due);
+    let mut passes = Passes::new(&plant);
+    plant.produce(&["fine", "dead", "fine"]);
+    plant.start(Stage::Worker, |_, _, _| {});
+    eventually("all records have ended", DEADLINE, || {
+        let report = passes.pass();
+        let has_ended = report.output + report.dead == 3;
+        if has_ended { Ok(()) } else { Err(report) }
+    });
+    plant.stop();
+    for change in [Plant::reset_offsets, Plant::recreate_output] {
+        change(&plant);
+        eventually("the change is noticed", DEADLINE, || match passes.try_pass() {
+            Err(Fault::Changed) => Ok(()),
+            other => Err(format!("{other:?}")),
+        });
+        passes.audits[0].restart();
+        let report = passes.pass();
+        assert!(report.is_clean() && report.source == 0, "{report}");
+    }
 }

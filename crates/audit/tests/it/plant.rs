@@ -12,12 +12,14 @@ use redeliver_core::headers::ReservedHeaders;
 use redeliver_core::pipeline::{ReturnTo, retry_tier_group};
 use redeliver_core::route::{Arrival, RouteContext, reject};
 use redeliver_core::{Failure, Headers, HumanDuration, Jitter, Outcome, Output, Pipeline, Record, Timestamp};
+use redeliver_kafka::groups::{self, CommittedOffset, GroupOffsets};
 use redeliver_kafka::producer::Producer;
 use redeliver_kafka::topology::{self, TopicSettings, TopologySpec};
 use redeliver_kafka::{
     AssignmentId, IfFenced, IfRecreated, KafkaSettings, Lane, LaneContext, LaneObserver, LaneSpec, Processor,
     TopicWatch, TransactionBatch,
 };
+use redeliver_testkit::kafka_request::delete_topic;
 use redeliver_testkit::unique;
 use tokio::runtime::{Builder, Runtime};
 use tokio_util::sync::CancellationToken;
@@ -47,6 +49,20 @@ fn runtime() -> Runtime {
     Builder::new_current_thread().enable_all().build().unwrap()
 }
 
+fn create_topics(settings: &KafkaSettings, pipeline: &Pipeline) {
+    let topics = TopicSettings {
+        partitions: 3,
+        replication: 1,
+        retention: HumanDuration::from_secs(86_400),
+        dead_letter_retention: HumanDuration::from_secs(86_400),
+    };
+    let spec = TopologySpec::for_pipelines(std::slice::from_ref(pipeline), &topics);
+    let client = settings.client();
+    runtime()
+        .block_on(topology::apply(&client, &spec, Duration::from_secs(30)))
+        .unwrap();
+}
+
 impl Plant {
     pub(crate) fn new(name: &str, return_to: ReturnTo) -> Self {
         let name = unique(name);
@@ -62,17 +78,7 @@ impl Plant {
             policy: RetryPolicy::listed(vec![tier], Some(2), Jitter::None).unwrap(),
             ..Pipeline::new(&name)
         };
-        let topics = TopicSettings {
-            partitions: 3,
-            replication: 1,
-            retention: HumanDuration::from_secs(86_400),
-            dead_letter_retention: HumanDuration::from_secs(86_400),
-        };
-        let spec = TopologySpec::for_pipelines(std::slice::from_ref(&pipeline), &topics);
-        let client = settings.client();
-        runtime()
-            .block_on(topology::apply(&client, &spec, Duration::from_secs(30)))
-            .unwrap();
+        create_topics(&settings, &pipeline);
         Self {
             settings,
             pipeline,
@@ -130,6 +136,23 @@ impl Plant {
             value: Some(format!("{word} {number}").into()),
             headers: headers.into_iter().collect(),
         }
+    }
+
+    /// Sets the committed offsets of the source to the beginning.
+    pub(crate) fn reset_offsets(&self) {
+        let group = self.pipeline.worker_group(&self.settings.id_prefix);
+        let committed = CommittedOffset {
+            offset: 0,
+            metadata: String::new(),
+        };
+        let source = self.pipeline.source.to_string();
+        let offsets = (0..3).map(|partition| ((source.clone(), partition), committed.clone()));
+        groups::commit(&self.settings, &group, &offsets.collect::<GroupOffsets>()).unwrap();
+    }
+
+    pub(crate) fn recreate_output(&self) {
+        delete_topic(&self.settings.brokers, self.pipeline.output.as_ref().unwrap());
+        create_topics(&self.settings, &self.pipeline);
     }
 
     /// Writes a record without reserved headers to the tier.

@@ -92,7 +92,7 @@ impl TopicClient {
     ///
     /// # Errors
     /// If the broker does not answer.
-    pub(crate) fn ids(&self, topics: &[&str]) -> Result<BTreeMap<String, TopicId>, ReadError> {
+    pub fn ids(&self, topics: &[&str]) -> Result<BTreeMap<String, TopicId>, ReadError> {
         let known = self.request_ids(topics)?.into_iter();
         Ok(known.filter_map(|(topic, id)| Some((topic, id.ok()?))).collect())
     }

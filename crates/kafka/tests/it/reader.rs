@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use rdkafka::producer::{BaseRecord, DefaultProducerContext, Producer as _, ThreadedProducer};
-use redeliver_core::{Record, Timestamp};
+use redeliver_core::Timestamp;
 use redeliver_kafka::KafkaClient;
 use redeliver_kafka::reader::TopicReader;
 use redeliver_testkit::unique;
@@ -61,14 +61,19 @@ async fn partition_is_read_in_parts() {
     let mut reader = TopicReader::new(&env.settings, std::slice::from_ref(&topic)).unwrap();
     // Less than the time after which a reader without records begins again with another client.
     let timeout = Duration::from_secs(7);
-    for offset in 0..20 {
-        let mut read = None;
-        reader.seek(&topic, 0, offset);
-        let visit = |record: Record| {
-            read = read.max(Some(record.position.offset));
-            ControlFlow::Continue(())
-        };
-        reader.read_stable(Some(offset + 1), timeout, visit).unwrap();
-        assert!(read >= Some(offset), "{read:?} {offset}");
+    for end in 1..=20 {
+        let mut last = None;
+        let ends = [((topic.clone(), 0), end)].into();
+        reader.seek(&topic, 0, end - 1);
+        let read = reader.read_up_to(
+            &ends,
+            timeout,
+            || true,
+            |record| {
+                last = last.max(Some(record.position.offset));
+            },
+        );
+        read.unwrap();
+        assert!(last >= Some(end - 1), "{last:?} {end}");
     }
 }

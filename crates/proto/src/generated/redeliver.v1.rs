@@ -7158,6 +7158,54 @@ pub struct PipelineOverview {
     /// How many problems are about it.
     #[prost(uint32, tag = "12")]
     pub problem_count: u32,
+    /// Whether each of its records is exactly once in the output, dead or waiting. Not set if this server does not audit it.
+    #[prost(message, optional, tag = "13")]
+    pub audit: ::core::option::Option<PipelineAudit>,
+}
+/// What an audit of a pipeline has found that goes on all the time, as `redeliver audit` would.
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct PipelineAudit {
+    #[prost(enumeration = "PipelineAuditState", tag = "1")]
+    pub state: i32,
+    /// As of when: the last complete pass. Not set before the first one.
+    #[prost(message, optional, tag = "2")]
+    pub as_of: ::core::option::Option<::prost_types::Timestamp>,
+    /// Of UNKNOWN: since when. Of NOT_CLEAN: since when a pass has found something.
+    #[prost(message, optional, tag = "3")]
+    pub since: ::core::option::Option<::prost_types::Timestamp>,
+    /// Of UNKNOWN, or if `as_of` is old: why, for people.
+    #[prost(string, tag = "4")]
+    pub problem: ::prost::alloc::string::String,
+    /// When the audit has begun: only records that came in later are checked.
+    #[prost(message, optional, tag = "5")]
+    pub checked_from: ::core::option::Option<::prost_types::Timestamp>,
+    /// Records that the workers have taken from the source: the sum of the following, and of lost ones.
+    #[prost(uint64, tag = "6")]
+    pub source: u64,
+    #[prost(uint64, tag = "7")]
+    pub output: u64,
+    #[prost(uint64, tag = "8")]
+    pub dead: u64,
+    /// In hand, in a tier, with the scheduler or due. With `return_to: source`, also those that no worker has taken yet.
+    #[prost(uint64, tag = "9")]
+    pub waiting: u64,
+    /// Without a result, because the pipeline has no output or drops results: succeeded or lost.
+    #[prost(uint64, tag = "10")]
+    pub uncounted: u64,
+    /// What is wrong. Empty if CLEAN.
+    #[prost(message, repeated, tag = "11")]
+    pub defects: ::prost::alloc::vec::Vec<PipelineDefect>,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct PipelineDefect {
+    /// lost, doubled, early, altered or unknown: as in `redeliver audit`.
+    #[prost(string, tag = "1")]
+    pub kind: ::prost::alloc::string::String,
+    #[prost(uint64, tag = "2")]
+    pub count: u64,
+    /// The first ones, at most 3: the origin of the record, and what is wrong.
+    #[prost(string, repeated, tag = "3")]
+    pub first: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
 }
 /// A number of records, or an upper bound: the ends of transactions have offsets, too.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
@@ -7417,6 +7465,44 @@ impl OverviewPart {
 }
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, ::prost::Enumeration)]
 #[repr(i32)]
+pub enum PipelineAuditState {
+    Unspecified = 0,
+    /// No pass was complete yet: after a start of the server, and after topics were created again or committed offsets were reset.
+    Reading = 1,
+    /// Each record is exactly once in the output, dead or waiting. Not longer than 10 minutes and two intervals after `as_of`.
+    Clean = 2,
+    NotClean = 3,
+    /// Records were deleted before they were read, topics are compacted or cannot be read, too many records are kept, or the last result is old.
+    Unknown = 4,
+}
+impl PipelineAuditState {
+    /// String value of the enum field names used in the ProtoBuf definition.
+    ///
+    /// The values are not transformed in any way and thus are considered stable
+    /// (if the ProtoBuf definition does not change) and safe for programmatic use.
+    pub fn as_str_name(&self) -> &'static str {
+        match self {
+            Self::Unspecified => "PIPELINE_AUDIT_STATE_UNSPECIFIED",
+            Self::Reading => "PIPELINE_AUDIT_STATE_READING",
+            Self::Clean => "PIPELINE_AUDIT_STATE_CLEAN",
+            Self::NotClean => "PIPELINE_AUDIT_STATE_NOT_CLEAN",
+            Self::Unknown => "PIPELINE_AUDIT_STATE_UNKNOWN",
+        }
+    }
+    /// Creates an enum from field names used in the ProtoBuf definition.
+    pub fn from_str_name(value: &str) -> ::core::option::Option<Self> {
+        match value {
+            "PIPELINE_AUDIT_STATE_UNSPECIFIED" => Some(Self::Unspecified),
+            "PIPELINE_AUDIT_STATE_READING" => Some(Self::Reading),
+            "PIPELINE_AUDIT_STATE_CLEAN" => Some(Self::Clean),
+            "PIPELINE_AUDIT_STATE_NOT_CLEAN" => Some(Self::NotClean),
+            "PIPELINE_AUDIT_STATE_UNKNOWN" => Some(Self::Unknown),
+            _ => None,
+        }
+    }
+}
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, ::prost::Enumeration)]
+#[repr(i32)]
 pub enum BreakerState {
     /// Unknown.
     Unspecified = 0,
@@ -7448,7 +7534,7 @@ impl BreakerState {
         }
     }
 }
-/// In the order of the list of problems.
+/// In the order of the list of problems, of which NOT_CLEAN is the first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, ::prost::Enumeration)]
 #[repr(i32)]
 pub enum ProblemKind {
@@ -7472,6 +7558,8 @@ pub enum ProblemKind {
     Incomplete = 8,
     /// An operator has paused a pipeline or a tier longer than an hour ago.
     Paused = 9,
+    /// The audit of a pipeline has found lost, doubled, early, altered or unknown records. `count`: the number of them.
+    NotClean = 10,
 }
 impl ProblemKind {
     /// String value of the enum field names used in the ProtoBuf definition.
@@ -7490,6 +7578,7 @@ impl ProblemKind {
             Self::GroupNew => "PROBLEM_KIND_GROUP_NEW",
             Self::Incomplete => "PROBLEM_KIND_INCOMPLETE",
             Self::Paused => "PROBLEM_KIND_PAUSED",
+            Self::NotClean => "PROBLEM_KIND_NOT_CLEAN",
         }
     }
     /// Creates an enum from field names used in the ProtoBuf definition.
@@ -7505,6 +7594,7 @@ impl ProblemKind {
             "PROBLEM_KIND_GROUP_NEW" => Some(Self::GroupNew),
             "PROBLEM_KIND_INCOMPLETE" => Some(Self::Incomplete),
             "PROBLEM_KIND_PAUSED" => Some(Self::Paused),
+            "PROBLEM_KIND_NOT_CLEAN" => Some(Self::NotClean),
             _ => None,
         }
     }
@@ -7532,6 +7622,8 @@ pub enum NextStep {
     Wait = 8,
     /// Ask who has paused it, or resume it.
     Resume = 9,
+    /// Look at the records, see docs/on-call.md.
+    LookAtRecords = 10,
 }
 impl NextStep {
     /// String value of the enum field names used in the ProtoBuf definition.
@@ -7550,6 +7642,7 @@ impl NextStep {
             Self::CheckKafka => "NEXT_STEP_CHECK_KAFKA",
             Self::Wait => "NEXT_STEP_WAIT",
             Self::Resume => "NEXT_STEP_RESUME",
+            Self::LookAtRecords => "NEXT_STEP_LOOK_AT_RECORDS",
         }
     }
     /// Creates an enum from field names used in the ProtoBuf definition.
@@ -7565,6 +7658,7 @@ impl NextStep {
             "NEXT_STEP_CHECK_KAFKA" => Some(Self::CheckKafka),
             "NEXT_STEP_WAIT" => Some(Self::Wait),
             "NEXT_STEP_RESUME" => Some(Self::Resume),
+            "NEXT_STEP_LOOK_AT_RECORDS" => Some(Self::LookAtRecords),
             _ => None,
         }
     }

@@ -5,6 +5,7 @@ mod forecast;
 use askama::Template;
 use askama::filters::Safe;
 use axum::response::Response;
+use futures::future::join_all;
 use redeliver_client::Timestamp;
 use redeliver_client::messages::{
     Control, GetWaitingStatsRequest, ListSchedulesRequest, Schedule, Stats, WaitingCounts, WaitingStats,
@@ -215,21 +216,19 @@ async fn jobs(backend: &Backend, now: Timestamp) -> Part<(Stats, Hour)> {
     let mut apps: Vec<(&str, Limit)> = limits.apps().collect();
     // Those that are paused hold up most.
     apps.sort_by_key(|(_, limit)| *limit != Limit::Paused);
-    for (app, limit) in apps {
-        // After an error, the others are not waited for.
-        let of_app = match flows.len() {
-            0..APPS if uncounted.is_empty() => client.stats(Some(app), MINUTES).await.ok(),
-            _ => None,
-        };
+    let (counted, rest) = apps.split_at(APPS.min(apps.len()));
+    let counts = counted.iter().map(|(app, _)| client.stats(Some(app), MINUTES));
+    for ((app, limit), of_app) in counted.iter().zip(join_all(counts).await) {
         match of_app {
-            Some(of_app) => {
-                let flow = Flow::of_jobs(&format!("app/{app}"), limit, &of_app);
+            Ok(of_app) => {
+                let flow = Flow::of_jobs(&format!("app/{app}"), *limit, &of_app);
                 others.remove(&flow);
                 flows.push(flow);
             }
-            None => uncounted.push(app),
+            Err(_) => uncounted.push(app),
         }
     }
+    uncounted.extend(rest.iter().map(|(app, _)| app));
     if let Some(first) = uncounted.first() {
         unknown.push(format!(
             "how many jobs of {first} and other applications wait ({} in all): no limit is applied to them",

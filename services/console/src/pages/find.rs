@@ -9,7 +9,7 @@ use serde::Deserialize;
 
 use super::{groups, letters, trace};
 use crate::backend::Backend;
-use crate::page::{Frame, NAVIGATION, Problem, address, literal, respond, segment};
+use crate::page::{Frame, NAVIGATION, Problem, address, gaps, literal, respond, segment};
 use crate::parameters::Query;
 
 const SECTION: &str = "/find";
@@ -34,6 +34,7 @@ struct Page {
     found: Vec<Found>,
     /// Why something may be missing.
     problems: Vec<Problem>,
+    gaps: Option<String>,
 }
 
 /// The kind, the name, and the page.
@@ -43,6 +44,8 @@ pub(crate) async fn page(backend: Backend, Query(parameters): Query<Parameters>)
     let text = parameters.q.trim();
     let mut found = pages(text);
     let mut problems = Vec::new();
+    let mut missing = None;
+    let frame = Frame::new(SECTION, "Find");
     if text.chars().count() > MAX_TEXT {
         problems.push(Problem {
             status: StatusCode::BAD_REQUEST,
@@ -71,7 +74,10 @@ pub(crate) async fn page(backend: Backend, Query(parameters): Query<Parameters>)
             Err(error) => problems.push(error.into()),
         }
         match groups {
-            Ok(answer) => found.extend(matching(&answer.groups, text)),
+            Ok(answer) => {
+                found.extend(matching(&answer.groups, text));
+                missing = gaps(answer.completeness.as_ref(), frame.now);
+            }
             Err(error) => problems.push(error.into()),
         }
         let filter = format!("error_message : {}", literal(text));
@@ -79,10 +85,11 @@ pub(crate) async fn page(backend: Backend, Query(parameters): Query<Parameters>)
         found.push(("dead letters", format!("whose error contains {text}"), link));
     }
     let page = Page {
-        frame: Frame::new(SECTION, "Find"),
+        frame,
         text: text.to_owned(),
         found,
         problems,
+        gaps: missing,
     };
     respond(&page, StatusCode::OK)
 }

@@ -11,6 +11,7 @@ use redeliver_client::messages::{
 };
 use serde::Deserialize;
 
+use super::proof::Badge;
 use crate::access::Access;
 use crate::backend::{Backend, Service};
 use crate::html;
@@ -55,6 +56,7 @@ struct Row {
     open: Option<u64>,
     letters: String,
     paused: bool,
+    badge: Badge,
 }
 
 impl Row {
@@ -68,6 +70,7 @@ impl Row {
             open: dead.and_then(|dead| dead.open),
             letters: address("/letters", &[("filter", &filter)]),
             paused: pipeline.run.as_ref().and_then(|run| run.paused) == Some(true),
+            badge: Badge::of(pipeline.audit.as_ref()),
         }
     }
 }
@@ -132,6 +135,7 @@ impl Concern {
             ProblemKind::GroupNew => ("open", "new failure"),
             ProblemKind::Incomplete => ("open", "incomplete"),
             ProblemKind::Paused => ("paused", "paused"),
+            ProblemKind::NotClean => ("regressed", "not accounted for"),
             ProblemKind::Unspecified => ("open", "problem"),
         };
         Self {
@@ -188,6 +192,7 @@ fn title(wrong: &Wrong) -> String {
         }
         ProblemKind::Incomplete => format!("{} not known", part(wrong.part())),
         ProblemKind::Paused => format!("{} is paused", wrong.control),
+        ProblemKind::NotClean => format!("{} records are lost, doubled, early or altered", count()),
         ProblemKind::Unspecified => "This console is older than the inspector".to_owned(),
     }
 }
@@ -269,6 +274,7 @@ fn step(step: NextStep) -> &'static str {
         NextStep::CheckKafka => "check Kafka",
         NextStep::Wait => "wait",
         NextStep::Resume => "see who and why, and resume",
+        NextStep::LookAtRecords => "see which ones",
         NextStep::Unspecified => "",
     }
 }

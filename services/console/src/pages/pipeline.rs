@@ -10,6 +10,7 @@ use redeliver_client::messages::{
 
 use super::groups;
 use super::now::{Concern, rate};
+use super::proof::Badge;
 use crate::access::{Access, Actions};
 use crate::backend::{Backend, Service};
 use crate::command::Command;
@@ -25,6 +26,7 @@ struct Page {
     frame: Frame,
     pipeline: PipelineOverview,
     concerns: Vec<Concern>,
+    badge: Badge,
     groups: Part<Vec<groups::Row>>,
     letters: String,
     gaps: Option<String>,
@@ -154,6 +156,7 @@ pub(crate) async fn page(backend: Backend, Path(name): Path<String>) -> Response
             .iter()
             .map(|problem| Concern::of(problem, &access))
             .collect(),
+        badge: Badge::of(pipeline.audit.as_ref()),
         groups: groups
             .map(|answer| answer.groups.into_iter().map(groups::Row::of).collect())
             .map_err(Problem::from),

@@ -101,6 +101,7 @@ pub(crate) fn rows(pipelines: &Pipelines, survey: &Survey, history: &History) ->
                 breaker: breaker.map_or(0, |breaker| breaker.state),
                 missing_topics: missing.map(|topic| topic.to_string()).collect(),
                 problem_count: 0,
+                audit: survey.audits.get(&*pipeline.name).cloned(),
             };
             PipelineRow { letters, message }
         })

@@ -47,6 +47,7 @@ pub(crate) fn problems(pipelines: &Pipelines, survey: &Survey, history: &History
         missing_topics(pipeline, survey, history, &mut found);
         open_breaker(pipeline, survey, &mut found);
         overdue(pipeline, survey, changes.as_ref(), &mut found);
+        not_clean(pipeline, survey, &mut found);
     }
     letters(pipelines, survey, changes.as_ref(), &mut found);
     redrives(pipelines, survey, &mut found);
@@ -132,6 +133,21 @@ fn overdue(pipeline: &Pipeline, survey: &Survey, changes: Option<&Changes<'_>>, 
             next_step: v1::NextStep::CheckRetryTier.into(),
             topic: queue.topic.to_string(),
             place: Place::Tier(tier).to_string(),
+            ..v1::Problem::default()
+        };
+        found.push(of_pipeline(pipeline, problem));
+    }
+}
+
+fn not_clean(pipeline: &Pipeline, survey: &Survey, found: &mut Vec<Found>) {
+    let audit = survey.audits.get(&*pipeline.name);
+    let audit = audit.filter(|audit| audit.state() == v1::PipelineAuditState::NotClean);
+    if let Some(audit) = audit {
+        let problem = v1::Problem {
+            kind: v1::ProblemKind::NotClean.into(),
+            since: audit.since,
+            count: Some(audit.defects.iter().map(|defect| defect.count).sum()),
+            next_step: v1::NextStep::LookAtRecords.into(),
             ..v1::Problem::default()
         };
         found.push(of_pipeline(pipeline, problem));

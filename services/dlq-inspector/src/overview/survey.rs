@@ -31,6 +31,8 @@ pub(crate) struct Survey {
     pub(crate) redrives: Option<Vec<Redrive>>,
     /// By pipeline. One that is missing is unknown.
     pub(crate) breakers: Option<BTreeMap<String, v1::BreakerStatus>>,
+    /// What audits have found, by pipeline. Empty if this process does not audit.
+    pub(crate) audits: BTreeMap<String, v1::PipelineAudit>,
     /// What is unknown or old, and why.
     pub(crate) incomplete: BTreeMap<v1::OverviewPart, &'static str>,
 }

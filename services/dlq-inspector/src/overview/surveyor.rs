@@ -27,6 +27,7 @@ use super::view::Overview;
 use crate::completeness::MAX_AGE;
 use crate::group_states::GroupStates;
 use crate::index::{self, Pool};
+use crate::pipeline_audit::AuditStatuses;
 use crate::redrive::job;
 use crate::redrive::jobs::Jobs;
 use crate::shared::SharedState;
@@ -57,6 +58,7 @@ pub(crate) struct Sources {
     pub(crate) jobs: Replica<Jobs>,
     pub(crate) control: Control,
     pub(crate) statuses: Replica<Statuses>,
+    pub(crate) pipeline_audits: AuditStatuses,
     pub(crate) clock: Arc<dyn Clock>,
 }
 
@@ -170,6 +172,7 @@ impl Surveyor {
             controls: sources.control.is_known().then(|| sources.control.snapshot()),
             redrives: sources.jobs.state().map(|jobs| redrives(&jobs)),
             breakers: statuses.map(|statuses| statuses.breakers(at)),
+            audits: sources.pipeline_audits.messages(at),
             incomplete,
         };
         self.history.note(&survey, self.pipelines.needed.iter(), &asked);

@@ -86,6 +86,7 @@ fn survey(pipelines: &Pipelines, number: u64) -> Survey {
         controls: Some(Arc::default()),
         redrives: Some(Vec::new()),
         breakers: Some(BTreeMap::new()),
+        audits: BTreeMap::new(),
         incomplete: BTreeMap::new(),
     }
 }
@@ -923,6 +924,56 @@ fn message_fits_with_many_pipelines() {
     assert!(view.pipelines.len() > 500 && view.pipeline_count == 1_000);
     // Source, output, tier, due and dead letters of each are missing, and it is paused.
     assert_eq!((view.problems.len(), view.problem_count), (500, 6_000));
+}
+
+#[test]
+fn defects_are_the_first_problem() {
+    let pipelines = pipelines(&["a", "b", "c"]);
+    let audit = |state: v1::PipelineAuditState| v1::PipelineAudit {
+        state: state.into(),
+        since: Some(to_timestamp(at(NOW))),
+        defects: vec![v1::PipelineDefect {
+            kind: "lost".to_owned(),
+            count: 3,
+            first: Vec::new(),
+        }],
+        ..v1::PipelineAudit::default()
+    };
+    let survey = Survey {
+        controls: controls(&[("pipeline/a", PAUSED_PIPELINE, 0)]),
+        audits: [
+            ("b".to_owned(), audit(v1::PipelineAuditState::Unknown)),
+            ("c".to_owned(), audit(v1::PipelineAuditState::NotClean)),
+        ]
+        .into(),
+        ..survey(&pipelines, 1)
+    };
+    let shown = shown(&pipelines, &[survey]);
+    let view = shown.view(&Sees(&["*"]), &ALL);
+    let kinds: Vec<ProblemKind> = view.problems.iter().map(v1::Problem::kind).collect();
+    assert_eq!(kinds, [ProblemKind::NotClean, ProblemKind::Paused]);
+    let problem = &view.problems[0];
+    assert_eq!((&*problem.pipeline, problem.count), ("c", Some(3)));
+    assert_eq!(problem.next_step(), NextStep::LookAtRecords);
+    let names: Vec<&str> = view.pipelines.iter().map(|row| &*row.pipeline).collect();
+    assert_eq!(names, ["c", "a", "b"]);
+    let states = view
+        .pipelines
+        .iter()
+        .map(|row| row.audit.as_ref().map(v1::PipelineAudit::state));
+    let known = [
+        Some(v1::PipelineAuditState::NotClean),
+        None,
+        Some(v1::PipelineAuditState::Unknown),
+    ];
+    assert_eq!(states.collect::<Vec<_>>(), known);
+    assert!(
+        shown
+            .view(&Sees(&["a-dlq"]), &ALL)
+            .problems
+            .iter()
+            .all(|problem| problem.pipeline == "a")
+    );
 }
 
 #[test]

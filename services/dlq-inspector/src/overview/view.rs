@@ -114,8 +114,9 @@ impl Overview {
         let mut problems = self.problems(caller, &completeness);
         let mut worst: BTreeMap<&str, (i32, u32)> = BTreeMap::new();
         for problem in &problems {
-            let (kind, count) = worst.entry(&problem.pipeline).or_insert((problem.kind, 0));
-            (*kind, *count) = ((*kind).min(problem.kind), *count + 1);
+            let of_problem = rank(problem.kind());
+            let (kind, count) = worst.entry(&problem.pipeline).or_insert((of_problem, 0));
+            (*kind, *count) = ((*kind).min(of_problem), *count + 1);
         }
         let redrives = RedriveCounts::of(self.redrives.as_deref(), caller);
         let mut seen: Vec<&PipelineRow> = self
@@ -204,12 +205,20 @@ impl Overview {
     }
 }
 
+/// The place of a kind of problems among the others.
+fn rank(kind: v1::ProblemKind) -> i32 {
+    match kind {
+        v1::ProblemKind::NotClean => 0,
+        kind => kind.into(),
+    }
+}
+
 /// Which problems are first: by kind, then those that grow, then those with the nearest deadline or that last for longest.
 fn urgency(problem: &v1::Problem) -> impl Ord + use<> {
     let time = problem.deadline.or(problem.since);
     let time = time.map_or((i64::MAX, 0), |time| (time.seconds, time.nanos));
     (
-        problem.kind,
+        rank(problem.kind()),
         problem.growing != Some(true),
         time,
         problem.pipeline.clone(),
@@ -313,9 +322,13 @@ pub(crate) fn digest(overview: &v1::Overview) -> u64 {
             }),
         ..overview.clone()
     };
-    let rates = lasting.pipelines.iter_mut();
-    for rates in rates.filter_map(|row| row.rates.as_mut()) {
-        rates.window = None;
+    for row in &mut lasting.pipelines {
+        if let Some(rates) = &mut row.rates {
+            rates.window = None;
+        }
+        if let Some(audit) = &mut row.audit {
+            audit.as_of = None;
+        }
     }
     let mut hasher = DefaultHasher::new();
     lasting.encode_to_vec().hash(&mut hasher);

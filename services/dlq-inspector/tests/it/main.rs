@@ -17,6 +17,7 @@ mod ledger_removal;
 mod lifecycle;
 mod limits;
 mod overview;
+mod pipeline_audit;
 mod rebuild;
 mod redrive;
 mod redrive_brokers;

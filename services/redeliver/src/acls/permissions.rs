@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use clap::ValueEnum;
 use redeliver_core::Pipeline;
-use redeliver_core::pipeline::retry_tier_group;
+use redeliver_core::pipeline::{TopicRole, retry_tier_group};
 use redeliver_core::scheduler::SchedulerRole;
 use redeliver_dlq_inspector::pattern::Patterns;
 use redeliver_dlq_inspector::{group_states, ledger, redrive};
@@ -291,12 +291,21 @@ impl Permissions {
     /// What the inspector reads for waiting records and traces.
     fn scans(&mut self, config: &Config) {
         let mut waits_long = false;
+        // An audit asks whether they are compacted.
+        let of_audited: &[Operation] = match config.own.dlq_inspector.pipeline_audit.enabled {
+            true => &OF_DEAD_LETTERS,
+            false => &[Operation::Read],
+        };
         for pipeline in topics::pipelines(config) {
-            for (topic, _) in pipeline.topics() {
-                self.topic(&topic, &[Operation::Read]);
+            for (topic, role) in pipeline.topics() {
+                let operations = match role {
+                    TopicRole::Output => of_audited,
+                    _ => &[Operation::Read],
+                };
+                self.topic(&topic, operations);
             }
             // A retired pipeline has a source, too.
-            self.topic(&pipeline.source, &[Operation::Read]);
+            self.topic(&pipeline.source, of_audited);
             let retries = Name::Prefix(format!("{}-retry-", pipeline.name));
             self.allow(Resource::Topic(retries), &[Operation::Read]);
             self.offsets(config, &pipeline.worker_group(""));

@@ -14,7 +14,10 @@ use crate::support::{DEADLINE, Pipe, PipeBuilder, records};
 /// Methods that begin so change nothing.
 const READS: [&str; 5] = ["Get", "List", "Read", "Trace", "Watch"];
 /// It does not end.
-const WATCH: &str = "DeadLetterService.WatchDeadLetters";
+const WATCHES: [(&str, &str); 2] = [
+    ("DeadLetterService.WatchDeadLetters", "deadLetter"),
+    ("OverviewService.WatchOverview", "pipelines"),
+];
 const VIEWER: &str = "viewer";
 const OPERATOR: &str = "operator";
 
@@ -221,6 +224,7 @@ impl World {
             ("DeadLetterService.ListDeadLetters", json!({})),
             ("DeadLetterService.ListGroups", json!({})),
             ("DeadLetterService.ReadPayload", id()),
+            ("OverviewService.GetOverview", json!({})),
             ("RedriveService.GetRedrive", json!({ "id": job })),
             ("RedriveService.GetRedrivePreview", json!({ "id": job })),
             ("RedriveService.ListRedriveItems", json!({ "id": job })),
@@ -308,7 +312,12 @@ fn python_client_makes_each_call() {
     assert_eq!(
         [
             names(changing.map(|change| change.method)),
-            names(reads.iter().map(|(method, _)| *method).chain([WATCH])),
+            names(
+                reads
+                    .iter()
+                    .map(|(method, _)| *method)
+                    .chain(WATCHES.map(|(method, _)| method))
+            ),
         ],
         methods(),
         "a method without a test, or a test without a method"
@@ -322,10 +331,12 @@ fn python_client_makes_each_call() {
         let answer = world.succeeds(method, request);
         assert_ne!(answer, json!({}), "{method} {request}");
     }
-    let watch = world.calling(OPERATOR, WATCH, &json!({}));
-    let mut watch = Process::spawn(watch).unwrap();
-    watch.wait_for_output("deadLetter", DEADLINE);
-    watch.kill_9();
+    for (method, field) in WATCHES {
+        let watch = world.calling(OPERATOR, method, &json!({}));
+        let mut watch = Process::spawn(watch).unwrap();
+        watch.wait_for_output(field, DEADLINE);
+        watch.kill_9();
+    }
     let audited = world.audited(OPERATOR);
     for change in changes.iter().chain([&plan]) {
         assert!(audited.contains(change.action), "{}: {audited:?}", change.method);

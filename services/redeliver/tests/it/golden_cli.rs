@@ -15,7 +15,7 @@ fn output_of(arguments: &[&str]) -> CommandOutput {
 #[test]
 fn subcommands_are_listed() {
     for (command, expected) in [
-        ("jobs", "schedule get cancel reschedule ls stats help"),
+        ("jobs", "schedule get cancel reschedule ls stats apps help"),
         ("waiting", "ls stats help"),
         (
             "schedules",

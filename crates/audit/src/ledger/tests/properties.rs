@@ -11,6 +11,8 @@ fn bytes() -> impl Strategy<Value = Option<Vec<u8>>> {
     proptest::option::of(proptest::collection::vec(any::<u8>(), 0..12))
 }
 
+type Life = (Option<Vec<u8>>, Option<Vec<u8>>, Headers, u32, Location, u64, i32);
+
 prop_compose! {
     fn life()(
         key in bytes(),
@@ -23,7 +25,7 @@ prop_compose! {
         ],
         late in 0_u64..100,
         partition in 0_i32..3,
-    ) -> (Option<Vec<u8>>, Option<Vec<u8>>, Headers, u32, Location, u64, i32) {
+    ) -> Life {
         let headers = headers.iter().map(|(name, value)| (name.as_str(), value.as_deref())).collect();
         let failures = match location {
             Location::WaitsInSource => 0,
@@ -34,23 +36,41 @@ prop_compose! {
     }
 }
 
+/// The lives of a world, whether retries return to the source, and whether there is a scheduler.
+pub(super) fn lives() -> impl Strategy<Value = (Vec<Life>, bool, bool)> {
+    (
+        proptest::collection::vec(life(), 1..20),
+        any::<bool>(),
+        any::<bool>(),
+    )
+}
+
+/// Enough for all copies of such a world.
+pub(super) fn order() -> impl Strategy<Value = Vec<usize>> {
+    Just((0..20 * 8).collect::<Vec<_>>()).prop_shuffle()
+}
+
+pub(super) fn build(lives: Vec<Life>, to_source: bool, through_scheduler: bool) -> World {
+    let return_to = if to_source {
+        ReturnTo::Source
+    } else {
+        ReturnTo::Due
+    };
+    let mut world = if through_scheduler {
+        with_scheduler(return_to)
+    } else {
+        World::new(return_to)
+    };
+    for (key, value, headers, failures, location, late, partition) in lives {
+        let record = world.source(key.as_deref(), value.as_deref(), headers, partition);
+        world.live(record, failures, location, late);
+    }
+    world
+}
+
 prop_compose! {
-    fn world()(
-        lives in proptest::collection::vec(life(), 1..20),
-        to_source in any::<bool>(),
-        through_scheduler in any::<bool>(),
-    )(
-        order in Just((0..lives.len() * 8).collect::<Vec<_>>()).prop_shuffle(),
-        lives in Just(lives),
-        to_source in Just(to_source),
-        through_scheduler in Just(through_scheduler),
-    ) -> World {
-        let return_to = if to_source { ReturnTo::Source } else { ReturnTo::Due };
-        let mut world = if through_scheduler { with_scheduler(return_to) } else { World::new(return_to) };
-        for (key, value, headers, failures, location, late, partition) in lives {
-            let record = world.source(key.as_deref(), value.as_deref(), headers, partition);
-            world.live(record, failures, location, late);
-        }
+    fn world()((lives, to_source, through_scheduler) in lives(), order in order()) -> World {
+        let mut world = build(lives, to_source, through_scheduler);
         let mut seen: Vec<_> = world.seen.into_iter().enumerate().collect();
         seen.sort_by_key(|(index, _)| order[*index]);
         world.seen = seen.into_iter().map(|(_, seen)| seen).collect();
@@ -59,7 +79,7 @@ prop_compose! {
 }
 
 #[derive(Clone, Copy, Debug)]
-enum Defect {
+pub(super) enum Defect {
     LostEnd,
     LostWaiting,
     SecondEnd,
@@ -69,7 +89,7 @@ enum Defect {
     Altered(usize),
 }
 
-fn defect() -> impl Strategy<Value = Defect> {
+pub(super) fn defect() -> impl Strategy<Value = Defect> {
     use Defect::{EarlyRelease, EndedAndWaiting, LostEnd, LostWaiting, SecondEnd};
     let others = vec![LostEnd, LostWaiting, SecondEnd, EndedAndWaiting, EarlyRelease];
     prop_oneof![
@@ -79,7 +99,7 @@ fn defect() -> impl Strategy<Value = Defect> {
 }
 
 /// Adds a defect to the first copy to which it applies; returns how the report must classify it.
-fn add_defect(world: &mut World, defect: Defect) -> Option<&'static str> {
+pub(super) fn add_defect(world: &mut World, defect: Defect) -> Option<&'static str> {
     let is_end = |seen: &Seen| matches!(seen.role, Role::Output | Role::Dead);
     let is_retry = |seen: &Seen| ReservedHeaders::read(&seen.record).unwrap().is_retry_of("docs");
     let find = |world: &World, matches: &dyn Fn(&Seen) -> bool| world.seen.iter().position(matches);

@@ -193,7 +193,7 @@ impl Act for Plan {
                 facts.push(fact("Selected", &filter));
                 let stats = backend.dead_letters().stats(&filter).await?;
                 let taken = stats.topics.iter().map(|topic| topic.total).sum();
-                facts.push(topics(&stats));
+                facts.extend(topics(&stats));
                 // A restore only changes states: no record has to be written before Kafka removes it.
                 if self.kind != Kind::Restore {
                     facts.push(retention(&stats, frame));
@@ -276,9 +276,10 @@ fn counts(stats: &DeadLetterStats) -> impl Iterator<Item = &TopicStats> + Clone 
     stats.topics.iter().filter(|topic| topic.total > 0)
 }
 
-fn topics(stats: &DeadLetterStats) -> Fact {
+fn topics(stats: &DeadLetterStats) -> Option<Fact> {
     let topics = counts(stats).map(|topic| format!("{} ({})", topic.topic, html::number(topic.total)));
-    fact("In", topics.collect::<Vec<_>>().join(", "))
+    let topics: Vec<_> = topics.collect();
+    (!topics.is_empty()).then(|| fact("In", topics.join(", ")))
 }
 
 /// When Kafka may remove dead letters.
