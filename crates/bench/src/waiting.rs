@@ -97,7 +97,10 @@ async fn scan(client: &mut WaitingServiceClient<Channel>, limit: Option<i32>) ->
         }
         Some(limit) => {
             use v1::list_waiting_response::Event;
-            let request = v1::ListWaitingRequest { filter: None, limit };
+            let request = v1::ListWaitingRequest {
+                limit,
+                ..v1::ListWaitingRequest::default()
+            };
             let mut stream = client.list_waiting(request).await?.into_inner();
             while let Some(message) = tokio::time::timeout(SILENCE, stream.message()).await?? {
                 if let Some(Event::Records(list)) = message.event {

@@ -2,7 +2,9 @@
 
 use redeliver_core::job::JobId;
 use redeliver_proto::v1::job_service_client::JobServiceClient;
-use redeliver_proto::v1::{self, Job, JobState, ListJobsRequest, ListJobsResponse, Outcome, Stats};
+use redeliver_proto::v1::{
+    self, Application, Job, JobState, ListJobsRequest, ListJobsResponse, Outcome, Stats,
+};
 use tonic::Request;
 
 use crate::endpoint::client;
@@ -197,6 +199,16 @@ impl JobClient {
             app: app.unwrap_or_default().to_owned(),
         };
         self.answer(self.service.clone().get_stats(request).await).await
+    }
+
+    /// Lists the applications in the configuration of the scheduler, by name, as far as the caller may read their jobs.
+    ///
+    /// # Errors
+    /// As [`JobClient::stats`].
+    pub async fn applications(&self) -> Result<Vec<Application>, ClientError> {
+        let request = v1::ListApplicationsRequest {};
+        let answer = self.service.clone().list_applications(request).await;
+        Ok(self.answer(answer).await?.applications)
     }
 }
 

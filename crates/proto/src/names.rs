@@ -43,6 +43,7 @@ names! {
     SchemaFormat: "SCHEMA_FORMAT_", None, "_";
     TraceEvent: "TRACE_EVENT_", Some("other"), "_";
     TraceOutcome: "TRACE_OUTCOME_", Some("unknown"), "_";
+    WaitingOrder: "WAITING_ORDER_", Some("due"), "_";
 }
 
 /// The name of a value that the schema calls so, such as `REDRIVE_STATE_FAILED`; `None` if it means that nothing is set.

@@ -34,7 +34,7 @@ pub struct ServiceArgs {
     pub command: Option<ServiceCommand>,
 }
 
-/// The flag of workers and retry tiers. Use with `#[command(flatten)]`, and pass its value on in [`Start::until_idle`].
+/// The flag of services that can run as batch jobs. Use with `#[command(flatten)]`, and pass its value on in [`Start::until_idle`].
 #[derive(Clone, Copy, Debug, Default, clap::Args)]
 pub struct UntilIdleArgs {
     /// Exit with status 0 when nothing is left to do now or, with DURATION such as 5m, within it

@@ -13,6 +13,7 @@ use tokio::sync::watch;
 #[derive(Clone, Debug)]
 pub struct Health {
     parts: Arc<Mutex<BTreeMap<String, PartState>>>,
+    breakers: Arc<Mutex<BTreeMap<String, Breaker>>>,
     /// Whether all parts are ready.
     ready: watch::Sender<bool>,
 }
@@ -22,6 +23,7 @@ impl Default for Health {
     fn default() -> Self {
         Self {
             parts: Arc::default(),
+            breakers: Arc::default(),
             ready: watch::Sender::new(true),
         }
     }
@@ -41,6 +43,22 @@ pub struct Report {
     pub ready: bool,
     /// The state of each part: `ready`, `ready, but NOTE` or `waiting: REASON`.
     pub parts: BTreeMap<String, String>,
+    /// The circuit breaker of each pipeline that the process works on. It does not decide about readiness.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub breakers: BTreeMap<String, Breaker>,
+}
+
+/// A circuit breaker, as the report shows it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Breaker {
+    /// `closed`, `open` or `half_open`.
+    pub state: String,
+    /// Since when it is closed, or has not been (RFC 3339).
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub since: Option<String>,
+    /// The code of the failure that opened it.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub error_code: String,
 }
 
 #[derive(Clone, Debug)]
@@ -75,7 +93,13 @@ impl Health {
         self.ready.subscribe()
     }
 
-    /// The current state of all parts.
+    /// Shows the state of the circuit breaker of a pipeline.
+    pub fn show_breaker(&self, pipeline: &str, breaker: Breaker) {
+        let mut breakers = self.breakers.lock().unwrap_or_else(PoisonError::into_inner);
+        breakers.insert(pipeline.to_owned(), breaker);
+    }
+
+    /// The current state of all parts, and of the circuit breakers.
     #[must_use]
     pub fn report(&self) -> Report {
         let parts = self.parts.lock().unwrap_or_else(PoisonError::into_inner);
@@ -85,6 +109,11 @@ impl Health {
                 .iter()
                 .map(|(name, state)| (name.clone(), state.to_string()))
                 .collect(),
+            breakers: self
+                .breakers
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner)
+                .clone(),
         }
     }
 
@@ -158,6 +187,16 @@ mod tests {
         assert!(!health.report().ready);
         kafka.remove();
         assert!(health.report().ready);
+        let breaker = Breaker {
+            state: "open".to_owned(),
+            since: None,
+            error_code: String::new(),
+        };
+        health.show_breaker("docs", breaker.clone());
+        assert_eq!(
+            (health.report().ready, &health.report().breakers["docs"]),
+            (true, &breaker)
+        );
         assert!(!health.report().parts.contains_key("kafka"));
     }
 

@@ -31,7 +31,7 @@ use tokio_util::sync::{CancellationToken, DropGuard};
 
 use crate::clock::ClockReports;
 use crate::credentials;
-use crate::idle::{self, IdleWatch, Work, Worked};
+use crate::idle::{self, Dispatch, IdleWatch, Work, Worked};
 use crate::kafka_settings::kafka_settings;
 use crate::login::{self, LoginMetrics};
 use crate::metrics::{LaneFamilies, Serves};
@@ -76,6 +76,7 @@ pub struct Host {
     /// In one-shot mode: records that are due within this time are waited for.
     until_idle: Option<Option<HumanDuration>>,
     worked: Vec<Worked>,
+    dispatch: Option<Dispatch>,
     /// Cancelled when lanes must stop: on shutdown, once all holds are released.
     lane_stop: CancellationToken,
     /// Cancelled when the hold is released.
@@ -223,6 +224,7 @@ impl Host {
             topic_watch: None,
             until_idle: start.until_idle,
             worked: Vec::new(),
+            dispatch: None,
             lane_stop: CancellationToken::new(),
             lane_holds: Vec::new(),
             existing_topics: BTreeSet::new(),
@@ -470,6 +472,11 @@ impl Host {
         self.worked.push(Worked { pipeline, work });
     }
 
+    /// Adds the jobs of which none may be left to dispatch before the process ends in one-shot mode; see [`Start::until_idle`].
+    pub fn dispatches(&mut self, jobs: Dispatch) {
+        self.dispatch = Some(jobs).filter(|_| self.until_idle.is_some());
+    }
+
     /// Serves the admin port, if [`Host::ensure_topics`] has not done so, and runs until all tasks have ended or one of
     /// them has failed.
     ///
@@ -482,17 +489,21 @@ impl Host {
         }
         if let Some(within) = self.until_idle {
             let worked = std::mem::take(&mut self.worked);
+            let dispatch = self.dispatch.take();
+            let mut queues = idle::queues_of(
+                &self.config,
+                &self.existing_topics,
+                &worked,
+                within.is_some(),
+                &self.kafka,
+            );
+            queues.extend(dispatch.as_ref().map(Dispatch::queue));
             let watch = IdleWatch {
                 kafka: self.kafka.clone(),
                 clock: self.clock.clone(),
-                queues: idle::queues_of(
-                    &self.config,
-                    &self.existing_topics,
-                    &worked,
-                    within.is_some(),
-                    &self.kafka,
-                ),
+                queues,
                 worked,
+                dispatch,
                 within: within.unwrap_or_default(),
                 shutdown: self.tasks.shutdown().clone(),
             };

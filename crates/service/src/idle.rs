@@ -1,4 +1,4 @@
-//! The one-shot mode of workers and retry tiers, `--until-idle`: the process ends when nothing is left to do.
+//! The one-shot mode of a service, `--until-idle`: the process ends when nothing is left to do.
 //!
 //! `left` decides, without IO, from what Kafka tells about the pipelines: the source, the due topic and the tiers, for the
 //! whole consumer groups and not only for this process. So several processes of a group end together, and a record that
@@ -7,13 +7,15 @@
 //!
 //! A record that moves from one of these topics to another while they are read could be missed in both. So
 //! the ends of the topics are read before and after: if they are equal, and no transaction was open in the
-//! topics, no record was added in between, so all were empty at the same time.
+//! topics, no record was added in between, so all were empty at the same time. The same is true of the jobs of a scheduler, about
+//! which its index is asked in between.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use futures::future::BoxFuture;
 use redeliver_core::backoff::MAX_WAIT;
 use redeliver_core::headers::ReservedHeaders;
 use redeliver_core::pipeline::retry_tier_group;
@@ -21,7 +23,7 @@ use redeliver_core::wait::LogThrottle;
 use redeliver_core::{Clock, HumanDuration, Pipeline, Position, Record, Timestamp};
 use redeliver_kafka::KafkaSettings;
 use redeliver_kafka::backlog::{Head, Mode, heads};
-use redeliver_kafka::ends::settled_ends;
+use redeliver_kafka::ends::{Ends, settled_ends};
 use redeliver_kafka::reader::ReadError;
 use redeliver_runtime::Config;
 use redeliver_runtime::error_chain::error_chain;
@@ -67,6 +69,8 @@ enum Left {
     Unprocessed(Arc<str>),
     /// A record that is due soon, or was due.
     Due(Arc<str>),
+    /// Jobs of a scheduler, for this reason.
+    Jobs(String),
     /// Records may have moved while the topics were read.
     Moving,
 }
@@ -81,6 +85,7 @@ impl fmt::Display for Left {
                 f,
                 "records of topic `{topic}` are due, or will be within the duration"
             ),
+            Self::Jobs(reason) => f.write_str(reason),
             Self::Moving => f.write_str("records were being added to the topics"),
         }
     }
@@ -149,6 +154,29 @@ pub enum Work {
     },
 }
 
+/// The jobs that the process dispatches.
+pub struct Dispatch {
+    /// The topic of commands.
+    pub commands: Arc<str>,
+    /// The group that reads it.
+    pub group: String,
+    /// The topic of states.
+    pub states: Arc<str>,
+    /// Why something is left to do until this time; `None` if nothing is. Asked while all commands are completed.
+    pub left: Box<dyn Fn(Timestamp) -> BoxFuture<'static, anyhow::Result<Option<String>>> + Send + Sync>,
+}
+
+impl Dispatch {
+    pub(crate) fn queue(&self) -> Queue {
+        Queue {
+            topic: self.commands.clone(),
+            group: self.group.clone(),
+            tier: None,
+            is_leftover: false,
+        }
+    }
+}
+
 impl Worked {
     fn is_open(&self) -> bool {
         matches!(&self.work, Work::Attempts(is_open) if is_open())
@@ -208,7 +236,7 @@ pub(crate) fn queues_of(
     worked: &[Worked],
     with_retries: bool,
     kafka: &KafkaSettings,
-) -> Arc<[Queue]> {
+) -> Vec<Queue> {
     let leftovers = leftovers(&topics::pipelines(config), &topics::of_all(config), existing);
     worked
         .iter()
@@ -221,7 +249,8 @@ pub(crate) struct IdleWatch {
     pub(crate) kafka: KafkaSettings,
     pub(crate) clock: Arc<dyn Clock>,
     pub(crate) worked: Vec<Worked>,
-    pub(crate) queues: Arc<[Queue]>,
+    pub(crate) dispatch: Option<Dispatch>,
+    pub(crate) queues: Vec<Queue>,
     /// Records that are due within this time are waited for.
     pub(crate) within: HumanDuration,
     pub(crate) shutdown: CancellationToken,
@@ -232,10 +261,12 @@ impl IdleWatch {
     pub(crate) async fn run(self) {
         let mut throttle = LogThrottle::default();
         let mut logged = None;
+        // A recurring schedule has a next job within any duration, so that of jobs counts from the start.
+        let jobs_until = self.clock.now().after(self.within.duration());
         loop {
             let began = Instant::now();
             let looked = tokio::select! {
-                looked = self.look() => looked,
+                looked = self.look(jobs_until) => looked,
                 () = self.shutdown.cancelled() => return,
             };
             match looked {
@@ -254,7 +285,7 @@ impl IdleWatch {
                 Err(error) => {
                     if throttle.should_log() {
                         tracing::warn!(
-                            error = error_chain(&error),
+                            error = error_chain(&*error),
                             "cannot check for remaining work; retrying"
                         );
                     }
@@ -293,7 +324,31 @@ impl IdleWatch {
     }
 
     /// What is left to do.
-    async fn look(&self) -> Result<Option<Left>, ReadError> {
+    async fn look(&self, jobs_until: Timestamp) -> anyhow::Result<Option<Left>> {
+        let Some(dispatch) = &self.dispatch else {
+            return Ok(self.look_at_topics().await?);
+        };
+        let before = self.ends(dispatch).await?;
+        if let Some(left) = self.look_at_topics().await? {
+            return Ok(Some(left));
+        }
+        if let Some(reason) = (dispatch.left)(jobs_until.max(self.clock.now())).await? {
+            return Ok(Some(Left::Jobs(reason)));
+        }
+        let is_settled = before.is_some() && self.ends(dispatch).await? == before;
+        Ok((!is_settled).then_some(Left::Moving))
+    }
+
+    /// The ends of the topics of jobs.
+    async fn ends(&self, dispatch: &Dispatch) -> Result<Option<Ends>, ReadError> {
+        let kafka = self.kafka.clone();
+        let topics = [dispatch.commands.clone(), dispatch.states.clone()];
+        let ends = blocking(move || settled_ends(&kafka, &topics)).await;
+        Ok(ends.transpose()?.flatten())
+    }
+
+    /// What is left to do in the topics that are read.
+    async fn look_at_topics(&self) -> Result<Option<Left>, ReadError> {
         let open = self.worked.iter().find(|worked| worked.is_open());
         if let Some(worked) = open {
             return Ok(Some(Left::OpenBreaker(worked.pipeline.name.clone())));
@@ -303,13 +358,17 @@ impl IdleWatch {
             return Ok(None);
         }
         let (kafka, clock, within) = (self.kafka.clone(), self.clock.clone(), self.within.duration());
-        let looking = tokio::task::spawn_blocking(move || look(&kafka, &*clock, &queues, &releases, within));
-        match looking.await {
-            Ok(looked) => looked,
-            Err(error) if error.is_panic() => std::panic::resume_unwind(error.into_panic()),
-            // The runtime is shutting down.
-            Err(_) => Ok(Some(Left::Moving)),
-        }
+        let looked = blocking(move || look(&kafka, &*clock, &queues, &releases, within)).await;
+        looked.unwrap_or(Ok(Some(Left::Moving)))
+    }
+}
+
+/// The result of blocking work; `None` if the runtime is shutting down.
+async fn blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> Option<T> {
+    match tokio::task::spawn_blocking(work).await {
+        Ok(result) => Some(result),
+        Err(error) if error.is_panic() => std::panic::resume_unwind(error.into_panic()),
+        Err(_) => None,
     }
 }
 

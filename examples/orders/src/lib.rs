@@ -19,9 +19,9 @@ pub struct Order {
     pub item: String,
     /// 1 to 10,000.
     pub quantity: u64,
-    /// The price of one piece, in cents.
-    pub price: u64,
-    /// When the order was placed (RFC 3339).
+    /// The price of one piece that the user has seen, such as 19.9. `None`: any.
+    pub price: Option<f64>,
+    /// When the order was placed (RFC 3339, or UTC without an offset).
     pub timestamp: String,
     /// How soon it must be shipped.
     pub priority: Priority,
@@ -60,7 +60,8 @@ pub struct Catalogue {
 #[derive(Clone, Debug)]
 struct Article {
     name: &'static str,
-    price: u64,
+    /// In cents.
+    price: u32,
     /// Seconds since 1970.
     available_from: u64,
 }
@@ -95,8 +96,10 @@ impl Catalogue {
         let Some(article) = article else {
             return Err(Failure::permanent("orders.unknown-item", "no such article"));
         };
-        if order.price != article.price {
-            let message = format!("the price is {} cents", article.price);
+        let price = f64::from(article.price) / 100.0;
+        // Half a cent: other languages may write 19.900000000000002.
+        if order.price.is_some_and(|seen| (seen - price).abs() > 0.005) {
+            let message = format!("the price is {price:.2}");
             return Err(Failure::permanent("orders.price-changed", message));
         }
         let now = now.duration_since(UNIX_EPOCH).unwrap_or_default();
@@ -107,7 +110,7 @@ impl Catalogue {
         }
         let mut outcome = Outcome::json(&Confirmation {
             order_id: order.order_id,
-            total: order.quantity * order.price,
+            total: order.quantity * u64::from(article.price),
         })?;
         if matches!(order.priority, Priority::High | Priority::Urgent) {
             outcome = outcome.to_topic(EXPRESS);

@@ -8,7 +8,7 @@ mod show;
 use std::process::ExitCode;
 
 use clap::{Args, Subcommand};
-use redeliver_client::messages::{Outcome, Stats};
+use redeliver_client::messages::{Application, Outcome, Stats};
 use redeliver_client::{Answer, ClientError, Endpoint, JobClient, JobId, Timestamp, When};
 use redeliver_core::HumanDuration;
 use redeliver_runtime::cli::{CommonArgs, EXIT_FAILURE};
@@ -17,7 +17,9 @@ use serde_json::json;
 
 use crate::config::Config;
 use crate::connection::{CONNECTION, CliError, ConnectionArgs, Service, conclude, scheduler};
-use crate::output::{Format, Json, OutputArgs, Text as _, fields, object, print_item, table};
+use crate::output::{
+    Column, Format, Json, OutputArgs, Text as _, fields, object, print_item, print_items, table,
+};
 use show::{as_json, as_text};
 
 #[derive(Args)]
@@ -52,6 +54,8 @@ enum Verb {
     Ls(list::ListArgs),
     /// Count waiting jobs per minute of their due time
     Stats(StatsArgs),
+    /// List applications with their topics, pauses, rates and due jobs
+    Apps(AppsArgs),
 }
 
 #[derive(Args)]
@@ -159,6 +163,26 @@ struct StatsArgs {
     scheduler: SchedulerArgs,
 }
 
+#[derive(Args)]
+struct AppsArgs {
+    #[command(flatten)]
+    output: OutputArgs,
+    #[command(flatten)]
+    scheduler: SchedulerArgs,
+}
+
+const APPS: [Column<Application>; 7] = [
+    ("app", |app, _| app.name.text()),
+    ("topic", |app, _| app.topic.text()),
+    ("state", |app, _| {
+        Some(if app.paused { "paused" } else { "running" }.to_owned())
+    }),
+    ("rate/s", |app, _| app.rate_per_second.text()),
+    ("max waiting", |app, _| app.max_waiting.text()),
+    ("due now", |app, _| app.due.text()),
+    ("next due", |app, _| app.next_due.text()),
+];
+
 /// The due time that one of two flags gives.
 fn due(at: Option<Timestamp>, after: Option<HumanDuration>) -> Result<When, CliError> {
     let at = at.map(When::At);
@@ -181,6 +205,7 @@ pub(crate) fn main(args: &JobsArgs) -> ExitCode {
         Verb::Cancel(args) => &args.scheduler.common,
         Verb::Reschedule(args) => &args.change.scheduler.common,
         Verb::Stats(args) => &args.scheduler.common,
+        Verb::Apps(args) => &args.scheduler.common,
         Verb::Ls(args) => &args.common,
     };
     // Only `ls` reads from Kafka; the other commands call the scheduler.
@@ -199,6 +224,7 @@ pub(crate) fn main(args: &JobsArgs) -> ExitCode {
             Verb::Cancel(args) => cancel(&config, args).await,
             Verb::Reschedule(args) => reschedule(&config, args).await,
             Verb::Stats(args) => stats(&config, args).await,
+            Verb::Apps(args) => apps(&config, args).await,
             Verb::Ls(args) => list::run(&config, args).await,
         }
     })
@@ -345,6 +371,12 @@ async fn stats(config: &Config, args: &StatsArgs) -> Result<ExitCode, CliError> 
         || stats_text(&stats),
         || Json::from(object(&stats)),
     );
+    Ok(ExitCode::SUCCESS)
+}
+
+async fn apps(config: &Config, args: &AppsArgs) -> Result<ExitCode, CliError> {
+    let apps = args.scheduler.connect(config).await?.applications().await?;
+    print_items(args.output.format, &APPS, &apps, |app| Json::from(object(app)));
     Ok(ExitCode::SUCCESS)
 }
 

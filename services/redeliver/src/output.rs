@@ -107,7 +107,7 @@ macro_rules! text {
     };
 }
 
-text!(u32, u64, Position, Timestamp, fmt::Arguments<'_>);
+text!(f64, u32, u64, Position, Timestamp, fmt::Arguments<'_>);
 
 /// A column of a table: its name, and what it shows of an item at a time.
 pub(crate) type Column<T> = (&'static str, fn(&T, Timestamp) -> Option<String>);

@@ -2,11 +2,11 @@
 
 use std::process::ExitCode;
 
-use clap::{Args, Subcommand};
+use clap::{Args, Subcommand, ValueEnum};
 use redeliver_client::convert::{time, to_duration};
 use redeliver_client::messages::{
     GetWaitingStatsRequest, ListWaitingRequest, ScanProgress, WaitingCounts, WaitingCoverage, WaitingFilter,
-    WaitingPlace, WaitingRecord,
+    WaitingOrder, WaitingPlace, WaitingRecord,
 };
 use redeliver_client::{ClientError, Timestamp, WaitingClient};
 use redeliver_core::HumanDuration;
@@ -17,6 +17,7 @@ use crate::dlq::{InspectorArgs, with_inspector};
 use crate::output::{
     Column, Format, Json, OutputArgs, Text as _, due, object, print_items, print_json, rounded,
 };
+use crate::pages::read_pages;
 use crate::progress::Progress;
 
 #[derive(Args)]
@@ -27,8 +28,10 @@ pub(crate) struct WaitingArgs {
 
 #[derive(Subcommand)]
 enum Verb {
-    /// List waiting records by due time
-    #[command(after_help = "Examples:\n  redeliver waiting ls --pipeline orders --more-attempts-than 3")]
+    /// List waiting records by due time, attempts or age
+    #[command(
+        after_help = "Examples:\n  redeliver waiting ls --pipeline orders --more-attempts-than 3\n  redeliver waiting ls --sort attempts --limit 5000 -o jsonl"
+    )]
     Ls(ListArgs),
     /// Count waiting records by pipeline and place
     Stats(StatsArgs),
@@ -63,13 +66,47 @@ struct FilterArgs {
 struct ListArgs {
     #[command(flatten)]
     filter: FilterArgs,
-    /// Maximum number of records, at most 1000
-    #[arg(long, value_name = "N", default_value_t = 50, value_parser = clap::value_parser!(u16).range(1..=1000))]
-    limit: u16,
+    /// List these first: due, attempts (the most) or age (the oldest)
+    #[arg(
+        long,
+        value_name = "ORDER",
+        default_value = "due",
+        hide_possible_values = true
+    )]
+    sort: Sort,
+    /// Maximum number of records; each 1000 are a scan
+    #[arg(long, value_name = "N", default_value_t = 50, value_parser = clap::value_parser!(u32).range(1..))]
+    limit: u32,
     #[command(flatten)]
     output: OutputArgs,
     #[command(flatten)]
     inspector: InspectorArgs,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum Sort {
+    Due,
+    Attempts,
+    Age,
+}
+
+impl Sort {
+    fn order(self) -> WaitingOrder {
+        match self {
+            Self::Due => WaitingOrder::Unspecified,
+            Self::Attempts => WaitingOrder::Attempts,
+            Self::Age => WaitingOrder::Age,
+        }
+    }
+
+    /// Which records come first.
+    fn first(self) -> &'static str {
+        match self {
+            Self::Due => "that are due first",
+            Self::Attempts => "with the most attempts",
+            Self::Age => "that are the oldest",
+        }
+    }
 }
 
 #[derive(Args)]
@@ -154,26 +191,34 @@ pub(crate) async fn with_progress<T>(run: impl AsyncFnOnce(&mut dyn FnMut(ScanPr
 }
 
 async fn list(client: &WaitingClient, args: &ListArgs) -> Result<ExitCode, CliError> {
-    let request = ListWaitingRequest {
-        filter: args.filter.filter(),
-        limit: args.limit.into(),
-    };
-    let list = with_progress(async |progress| client.list(request, progress).await).await?;
-    let (records, matching) = (&list.records, list.matching);
-    let coverage = list.coverage.ok_or(ClientError::InvalidResponse("coverage"))?;
-    match args.output.format {
+    let format = args.output.format;
+    let (mut matching, mut coverage) = (0, None);
+    let value = |record: &WaitingRecord| object(record).into();
+    let pages = read_pages(args.limit, format, value, async |limit, page_token| {
+        let request = ListWaitingRequest {
+            filter: args.filter.filter(),
+            limit,
+            order: args.sort.order().into(),
+            page_token,
+        };
+        let page = with_progress(async |progress| client.list(request, progress).await).await?;
+        matching = page.matching;
+        coverage = page.coverage;
+        Ok((page.records, page.next_page_token))
+    });
+    let pages = pages.await?;
+    let coverage = coverage.ok_or(ClientError::InvalidResponse("coverage"))?;
+    match format {
         Format::Json => print_json(json!({
-            "records": records.iter().map(object).collect::<Vec<_>>(),
+            "records": pages.items.iter().map(value).collect::<Vec<Json>>(),
             "matching": matching,
             "coverage": object(&coverage),
         })),
-        format => print_items(format, &RECORDS, records, |record| object(record).into()),
+        format => print_items(format, &RECORDS, &pages.items, value),
     }
-    if matching > records.len() as u64 {
-        eprintln!(
-            "{matching} records match; these are the {} that are due first",
-            records.len()
-        );
+    if pages.has_more {
+        let (count, first) = (pages.count, args.sort.first());
+        eprintln!("{matching} records match; these are the {count} {first}");
     }
     warn(coverage);
     Ok(ExitCode::SUCCESS)
@@ -218,10 +263,14 @@ fn age(since: Option<prost_types::Timestamp>, now: Timestamp) -> Option<String> 
     Some(rounded(now.since(time(since)?)))
 }
 
-const RECORDS: [Column<WaitingRecord>; 10] = [
+const RECORDS: [Column<WaitingRecord>; 11] = [
     ("pipeline", |record, _| record.pipeline.text()),
     ("place", |record, _| record.place.text()),
     ("position", |record, _| record.position.text()),
+    ("key", |record, _| match record.key_withheld {
+        true => "<withheld>".text(),
+        false => record.key.short(40),
+    }),
     ("due", |record, now| due(time(record.due_at), now)),
     ("attempts", |record, _| record.attempts.text()),
     ("class", |record, _| match record.malformed {

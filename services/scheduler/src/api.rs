@@ -4,6 +4,7 @@
 //! |---|---|
 //! | `jobs` | the operations: commands through Kafka, queries of the index |
 //! | `list` | the list of waiting jobs |
+//! | `flows` | the list of applications; what is left to dispatch, for the one-shot mode |
 //! | `control` | what operators pause and limit, over REST: `/v1/controls` and `/v1/applications` |
 //! | `completeness` | whether the index contains everything that the state topic contains |
 //! | `error` | errors of requests |
@@ -33,7 +34,7 @@ use axum::middleware;
 use axum::response::{IntoResponse as _, Response};
 use prometheus_client::metrics::counter::Counter;
 use redeliver_kafka::producer::Producer;
-use redeliver_kafka::reader::{self, ReadError};
+use redeliver_kafka::reader::{ReadError, TopicClient};
 use redeliver_proto::v1::control_service_server::ControlServiceServer;
 use redeliver_proto::v1::job_service_server::JobServiceServer;
 use redeliver_proto::v1::schedule_service_server::ScheduleServiceServer;
@@ -45,6 +46,7 @@ use redeliver_runtime::tls::Protocols;
 use redeliver_service::audit::AuditWriter;
 use redeliver_service::control::Controls;
 use redeliver_service::control::grpc::Service as ControlService;
+use redeliver_service::control::settings::AppSettings;
 use redeliver_service::grpc::{is_grpc, with_status_of_timeout};
 use redeliver_service::host::{Host, api_tls};
 use redeliver_service::identity::{self, Authentication, Authenticator, authenticate};
@@ -57,7 +59,9 @@ use tower::Layer as _;
 
 use crate::answers::PendingOutcomes;
 use crate::config::rules;
+use crate::controls::LiveAppStates;
 use crate::index::Index;
+use crate::service::max_waiting;
 
 mod body_budget;
 mod changes;
@@ -66,6 +70,7 @@ mod control;
 mod documented;
 mod error;
 mod error_parts;
+mod flows;
 mod grpc;
 mod health;
 mod hosts;
@@ -138,9 +143,11 @@ pub async fn mount<I: Index>(host: &mut Host, index: I, listener: Listener) -> a
     let (kafka, topic) = (host.kafka.clone(), ingest.clone());
     let state: Arc<str> = scheduler.topics.state.as_str().into();
     let opened = tokio::task::spawn_blocking(move || {
-        Ok::<_, ReadError>((reader::partitions(&kafka, &topic)?, StateEnd::new(&kafka, state)?))
+        let topics = TopicClient::new(&kafka)?;
+        let (id, partitions) = (topics.known_id(&topic), topics.partitions(&topic)?);
+        Ok::<_, ReadError>((id, partitions, StateEnd::new(&kafka, state)?))
     });
-    let (partitions, state_end) = opened
+    let (ingest_id, partitions, state_end) = opened
         .await
         .context("reading the partitions of the ingest topic and of the state topic")??;
     let authenticator = Authenticator::start(host, SECTION, &scheduler.api())?;
@@ -182,6 +189,8 @@ pub async fn mount<I: Index>(host: &mut Host, index: I, listener: Listener) -> a
         ingest,
         partitions,
         rules: rules(&config)?,
+        max_waiting: max_waiting(scheduler),
+        app_states: LiveAppStates::new(AppSettings::of(&config), Some(control.clone())),
         controls: Arc::new(Controls::new(
             host,
             "scheduler",
@@ -199,6 +208,7 @@ pub async fn mount<I: Index>(host: &mut Host, index: I, listener: Listener) -> a
         bodies: BodyBudget::new(scheduler.limits.request_bytes, &metrics),
         max_batch: usize::try_from(scheduler.limits.batch_bytes).unwrap_or(usize::MAX),
     });
+    flows::run_until_dispatched(host, &jobs, ingest_id);
     let hosts = scheduler.accepted_hosts();
     let server = Server {
         hosts: hosts.map(|hosts| hosts.iter().map(|host| AcceptedHost::new(host)).collect()),

@@ -3,7 +3,7 @@
 use std::process::ExitCode;
 
 use clap::Parser;
-use redeliver_runtime::cli::ServiceArgs;
+use redeliver_runtime::cli::{ServiceArgs, Start, UntilIdleArgs};
 use redeliver_runtime::metrics;
 use redeliver_service::main_with;
 
@@ -16,6 +16,8 @@ static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 struct Args {
     #[command(flatten)]
     service: ServiceArgs,
+    #[command(flatten)]
+    one_shot: UntilIdleArgs,
 }
 
 fn main() -> ExitCode {
@@ -28,6 +30,9 @@ fn main() -> ExitCode {
         &args.service.common,
         Vec::new(),
         redeliver_scheduler::check,
-        redeliver_scheduler::run,
+        |start, own| {
+            let until_idle = args.one_shot.until_idle;
+            redeliver_scheduler::run(Start { until_idle, ..start }, own)
+        },
     )
 }

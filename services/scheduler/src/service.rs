@@ -114,7 +114,7 @@ async fn refuse_shared_prefix(index: &RedisIndex, shards: i32) -> anyhow::Result
 }
 
 /// How many jobs of applications with a quota may wait.
-fn max_waiting(config: &SchedulerConfig) -> BTreeMap<Arc<str>, u64> {
+pub(crate) fn max_waiting(config: &SchedulerConfig) -> BTreeMap<Arc<str>, u64> {
     let apps = config.apps.iter();
     apps.filter_map(|(name, app)| Some((name.as_str().into(), app.max_waiting?)))
         .collect()

@@ -5923,6 +5923,37 @@ pub struct Stats {
     #[prost(uint64, tag = "5")]
     pub later: u64,
 }
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct ListApplicationsRequest {}
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct ListApplicationsResponse {
+    #[prost(message, repeated, tag = "1")]
+    pub applications: ::prost::alloc::vec::Vec<Application>,
+}
+/// An application, as the configuration and the controls say.
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct Application {
+    #[prost(string, tag = "1")]
+    pub name: ::prost::alloc::string::String,
+    /// The topic to which its jobs are dispatched.
+    #[prost(string, tag = "2")]
+    pub topic: ::prost::alloc::string::String,
+    /// Its jobs are accepted, and none is dispatched.
+    #[prost(bool, tag = "3")]
+    pub paused: bool,
+    /// How many of its jobs are dispatched per second at most, by all schedulers together. If not set, there is no limit.
+    #[prost(double, optional, tag = "4")]
+    pub rate_per_second: ::core::option::Option<f64>,
+    /// How many of its jobs may wait at most. If not set, there is no limit.
+    #[prost(uint64, optional, tag = "5")]
+    pub max_waiting: ::core::option::Option<u64>,
+    /// The number of its jobs that are due and not dispatched yet.
+    #[prost(uint64, tag = "6")]
+    pub due: u64,
+    /// The earliest due time of its jobs. Not set if none is scheduled.
+    #[prost(message, optional, tag = "7")]
+    pub next_due: ::core::option::Option<::prost_types::Timestamp>,
+}
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, ::prost::Enumeration)]
 #[repr(i32)]
 pub enum JobState {
@@ -6376,6 +6407,32 @@ pub mod job_service_client {
                 .insert(GrpcMethod::new("redeliver.v1.JobService", "GetStats"));
             self.inner.unary(req, path, codec).await
         }
+        /// Lists the applications in the configuration of this scheduler, by name. Errors are those of ListJobs. Scope: jobs:read for some
+        /// application; the list has those for which the caller has it.
+        pub async fn list_applications(
+            &mut self,
+            request: impl tonic::IntoRequest<super::ListApplicationsRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::ListApplicationsResponse>,
+            tonic::Status,
+        > {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/redeliver.v1.JobService/ListApplications",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(GrpcMethod::new("redeliver.v1.JobService", "ListApplications"));
+            self.inner.unary(req, path, codec).await
+        }
     }
 }
 /// Generated server implementations.
@@ -6446,6 +6503,15 @@ pub mod job_service_server {
             &self,
             request: tonic::Request<super::GetStatsRequest>,
         ) -> std::result::Result<tonic::Response<super::Stats>, tonic::Status>;
+        /// Lists the applications in the configuration of this scheduler, by name. Errors are those of ListJobs. Scope: jobs:read for some
+        /// application; the list has those for which the caller has it.
+        async fn list_applications(
+            &self,
+            request: tonic::Request<super::ListApplicationsRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::ListApplicationsResponse>,
+            tonic::Status,
+        >;
     }
     /// Schedules jobs. Responses are final: they are sent after the outcome is committed to Kafka.
     ///
@@ -6831,6 +6897,51 @@ pub mod job_service_server {
                     let inner = self.inner.clone();
                     let fut = async move {
                         let method = GetStatsSvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/redeliver.v1.JobService/ListApplications" => {
+                    #[allow(non_camel_case_types)]
+                    struct ListApplicationsSvc<T: JobService>(pub Arc<T>);
+                    impl<
+                        T: JobService,
+                    > tonic::server::UnaryService<super::ListApplicationsRequest>
+                    for ListApplicationsSvc<T> {
+                        type Response = super::ListApplicationsResponse;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::ListApplicationsRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as JobService>::list_applications(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = ListApplicationsSvc(inner);
                         let codec = tonic_prost::ProstCodec::default();
                         let mut grpc = tonic::server::Grpc::new(codec)
                             .apply_compression_config(
@@ -9741,9 +9852,15 @@ pub struct WaitingFilter {
 pub struct ListWaitingRequest {
     #[prost(message, optional, tag = "1")]
     pub filter: ::core::option::Option<WaitingFilter>,
-    /// The maximum number of records: at most 1000; 0 means 50.
+    /// The maximum number of records of a page: at most 1000; 0 means 50.
     #[prost(int32, tag = "2")]
     pub limit: i32,
+    #[prost(enumeration = "WaitingOrder", tag = "3")]
+    pub order: i32,
+    /// `next_page_token` of the previous page; requires the same filter and order. Each page is a scan of its own, so a record that moves
+    /// between two pages may be missing or appear twice.
+    #[prost(string, tag = "4")]
+    pub page_token: ::prost::alloc::string::String,
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct ListWaitingResponse {
@@ -9762,14 +9879,17 @@ pub mod list_waiting_response {
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct WaitingRecords {
-    /// Those that are due first, up to the limit. Records without a valid due time are at the end.
+    /// In the order of the request, up to the limit.
     #[prost(message, repeated, tag = "1")]
     pub records: ::prost::alloc::vec::Vec<WaitingRecord>,
-    /// How many records match, with those beyond the limit.
+    /// How many records match, with those of other pages.
     #[prost(uint64, tag = "2")]
     pub matching: u64,
     #[prost(message, optional, tag = "3")]
     pub coverage: ::core::option::Option<WaitingCoverage>,
+    /// Empty on the last page.
+    #[prost(string, tag = "4")]
+    pub next_page_token: ::prost::alloc::string::String,
 }
 /// A failed record that waits. Fields that its headers do not contain are not set.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
@@ -9806,6 +9926,15 @@ pub struct WaitingRecord {
     /// Its reserved headers are not valid, so it becomes a dead letter.
     #[prost(bool, tag = "12")]
     pub malformed: bool,
+    /// At most 1 KiB. Not set if the record is a job of the scheduler; TraceRecord does not have it either.
+    #[prost(bytes = "bytes", optional, tag = "13")]
+    pub key: ::core::option::Option<::prost::bytes::Bytes>,
+    /// Whether `key` has the beginning of the key only.
+    #[prost(bool, tag = "14")]
+    pub key_truncated: bool,
+    /// The caller lacks the scope dead-letters:payload for the dead-letter topic of the pipeline, or keys are masked.
+    #[prost(bool, tag = "15")]
+    pub key_withheld: bool,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct GetWaitingStatsRequest {
@@ -10021,6 +10150,39 @@ pub struct TraceStep {
     #[prost(string, repeated, tag = "17")]
     pub edited: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
 }
+/// Which records come first. Those that do not say it are last.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, ::prost::Enumeration)]
+#[repr(i32)]
+pub enum WaitingOrder {
+    /// Those that are due first.
+    Unspecified = 0,
+    /// Those with the most failed attempts.
+    Attempts = 1,
+    /// Those that entered their pipeline first.
+    Age = 2,
+}
+impl WaitingOrder {
+    /// String value of the enum field names used in the ProtoBuf definition.
+    ///
+    /// The values are not transformed in any way and thus are considered stable
+    /// (if the ProtoBuf definition does not change) and safe for programmatic use.
+    pub fn as_str_name(&self) -> &'static str {
+        match self {
+            Self::Unspecified => "WAITING_ORDER_UNSPECIFIED",
+            Self::Attempts => "WAITING_ORDER_ATTEMPTS",
+            Self::Age => "WAITING_ORDER_AGE",
+        }
+    }
+    /// Creates an enum from field names used in the ProtoBuf definition.
+    pub fn from_str_name(value: &str) -> ::core::option::Option<Self> {
+        match value {
+            "WAITING_ORDER_UNSPECIFIED" => Some(Self::Unspecified),
+            "WAITING_ORDER_ATTEMPTS" => Some(Self::Attempts),
+            "WAITING_ORDER_AGE" => Some(Self::Age),
+            _ => None,
+        }
+    }
+}
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, ::prost::Enumeration)]
 #[repr(i32)]
 pub enum TraceOutcome {
@@ -10143,7 +10305,7 @@ pub mod waiting_service_client {
     )]
     use tonic::codegen::*;
     use tonic::codegen::http::Uri;
-    /// The failed records that wait for their next attempt, and the life of single records. Answers contain no keys, values and user headers.
+    /// The failed records that wait for their next attempt, and the life of single records. Answers contain no values and user headers.
     ///
     /// Nothing is indexed: each call reads topics of Kafka, and sends its progress until it sends its answer, with which the stream ends. A
     /// server reads for two calls at the same time. Others wait up to 10 seconds, and then fail with RESOURCE_EXHAUSTED (TOO_MANY_SCANS). A
@@ -10233,7 +10395,7 @@ pub mod waiting_service_client {
             self.inner = self.inner.max_encoding_message_size(limit);
             self
         }
-        /// Lists the records that wait, those that are due first.
+        /// Lists the records that wait.
         pub async fn list_waiting(
             &mut self,
             request: impl tonic::IntoRequest<super::ListWaitingRequest>,
@@ -10331,7 +10493,7 @@ pub mod waiting_service_server {
             >
             + std::marker::Send
             + 'static;
-        /// Lists the records that wait, those that are due first.
+        /// Lists the records that wait.
         async fn list_waiting(
             &self,
             request: tonic::Request<super::ListWaitingRequest>,
@@ -10368,7 +10530,7 @@ pub mod waiting_service_server {
             tonic::Status,
         >;
     }
-    /// The failed records that wait for their next attempt, and the life of single records. Answers contain no keys, values and user headers.
+    /// The failed records that wait for their next attempt, and the life of single records. Answers contain no values and user headers.
     ///
     /// Nothing is indexed: each call reads topics of Kafka, and sends its progress until it sends its answer, with which the stream ends. A
     /// server reads for two calls at the same time. Others wait up to 10 seconds, and then fail with RESOURCE_EXHAUSTED (TOO_MANY_SCANS). A

@@ -7,11 +7,12 @@ use std::time::Duration;
 
 use prometheus_client::metrics::counter::Counter;
 use redeliver_core::failure::bounded_text;
-use redeliver_core::{Clock, Headers, Output};
+use redeliver_core::{Clock, Headers, Output, Timestamp};
 use redeliver_kafka::producer::ProduceError;
 use redeliver_proto::Message as _;
-use redeliver_proto::convert::to_timestamp;
+use redeliver_proto::convert::{time, to_timestamp};
 use redeliver_proto::v1::{BreakerState, BreakerStatus};
+use redeliver_runtime::health::{self, Health};
 use redeliver_store::Document as _;
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep, timeout, timeout_at};
@@ -42,11 +43,12 @@ struct Noted {
     has_partitions: HasPartitions,
 }
 
-/// What this process says about its circuit breakers. A task of its own writes it. Cheap to clone.
+/// What this process says about its circuit breakers. A task of its own writes it, and the readiness report shows it. Cheap to clone.
 #[derive(Clone)]
 pub struct StatusBoard {
     noted: watch::Sender<BTreeMap<Arc<str>, Noted>>,
     clock: Arc<dyn Clock>,
+    health: Health,
 }
 
 /// The status of the breaker of a pipeline, which is closed at first.
@@ -67,6 +69,7 @@ impl StatusBoard {
             ..BreakerStatus::default()
         };
         status.set_state(BreakerState::Closed);
+        self.show(&pipeline, &status);
         let noted = Noted {
             status,
             has_partitions: Arc::new(has_partitions),
@@ -77,6 +80,15 @@ impl StatusBoard {
             board: self.clone(),
             pipeline,
         }
+    }
+
+    fn show(&self, pipeline: &str, status: &BreakerStatus) {
+        let breaker = health::Breaker {
+            state: status.state().name().unwrap_or_default(),
+            since: time(status.since).and_then(Timestamp::to_rfc3339),
+            error_code: status.error_code.clone(),
+        };
+        self.health.show_breaker(pipeline, breaker);
     }
 }
 
@@ -95,6 +107,7 @@ impl BreakerNotes {
                 status.error_code = bounded_text(code, MAX_CODE);
             }
             status.set_state(state);
+            self.board.show(&self.pipeline, status);
         });
     }
 }
@@ -111,6 +124,7 @@ impl Host {
         let board = StatusBoard {
             noted: watch::Sender::default(),
             clock: self.clock.clone(),
+            health: self.health.clone(),
         };
         let publisher = Publisher {
             writer: RecordWriter::new(&self.kafka, self.config.status_topic().into())?,
@@ -232,10 +246,8 @@ impl Publisher {
 mod tests {
     use std::sync::atomic::{AtomicBool, Ordering};
 
-    use redeliver_core::{ManualClock, Timestamp};
-    use redeliver_proto::convert::time;
-
     use super::*;
+    use redeliver_core::ManualClock;
 
     #[test]
     fn time_is_kept_until_breaker_closes() {
@@ -244,20 +256,21 @@ mod tests {
         let board = StatusBoard {
             noted: watch::Sender::default(),
             clock: clock.clone(),
+            health: Health::new(),
         };
         let has_partitions = Arc::new(AtomicBool::new(true));
         let docs = board.begin("docs".into(), {
             let has_partitions = has_partitions.clone();
             move || has_partitions.load(Ordering::SeqCst)
         });
-        for (now, state, code, expected) in [
-            (2, Open, Some("http.503"), (2, "http.503")),
-            (3, HalfOpen, None, (2, "http.503")),
-            (4, Open, Some("http.timeout"), (2, "http.timeout")),
-            (5, HalfOpen, None, (2, "http.timeout")),
-            (6, Closed, Some(""), (6, "")),
-            (7, Closed, Some(""), (6, "")),
-            (8, Open, Some("http.503"), (8, "http.503")),
+        for (now, state, code, expected, name) in [
+            (2, Open, Some("http.503"), (2, "http.503"), "open"),
+            (3, HalfOpen, None, (2, "http.503"), "half_open"),
+            (4, Open, Some("http.timeout"), (2, "http.timeout"), "open"),
+            (5, HalfOpen, None, (2, "http.timeout"), "half_open"),
+            (6, Closed, Some(""), (6, ""), "closed"),
+            (7, Closed, Some(""), (6, ""), "closed"),
+            (8, Open, Some("http.503"), (8, "http.503"), "open"),
         ] {
             clock.set(Timestamp::from_millis(now));
             docs.note(state, code);
@@ -265,6 +278,12 @@ mod tests {
             let since = time(noted.since).unwrap().as_millis();
             assert_eq!((since, &*noted.error_code), expected, "{now}");
             assert_eq!(noted.state(), state);
+            let shown = board.health.report().breakers["docs"].clone();
+            let since = Timestamp::from_millis(since).to_rfc3339();
+            assert_eq!(
+                (shown.state, shown.since, shown.error_code),
+                (name.to_owned(), since, noted.error_code)
+            );
         }
         // Others have its partitions: it never closes here.
         has_partitions.store(false, Ordering::SeqCst);

@@ -51,6 +51,22 @@ async fn urgent_order_has_another_topic() {
 }
 
 #[tokio::test]
+async fn price_and_offset_are_optional() {
+    let mut without_price = order(json!({}));
+    without_price.as_object_mut().unwrap().remove("price");
+    for order in [
+        without_price,
+        order(json!({ "price": null })),
+        order(json!({ "price": 19.900000000000002 })),
+        order(json!({ "timestamp": "2026-05-01T12:00:00.123456" })),
+        order(json!({ "timestamp": "2026-05-01T12:00:00+02:00" })),
+    ] {
+        let run = run(Catalogue::default(), &order).await;
+        assert_eq!((code(&run), run.attempts), ("", 1), "{order} {run:?}");
+    }
+}
+
+#[tokio::test]
 async fn invalid_order_dies_at_once() {
     for (order, field) in invalid_orders() {
         let run = run(Catalogue::default(), &order).await;
@@ -68,6 +84,7 @@ async fn unconfirmable_order_dies_at_once() {
     for (changes, expected) in [
         (json!({ "item": "cup" }), "orders.unknown-item"),
         (json!({ "price": 1 }), "orders.price-changed"),
+        (json!({ "price": 19.91 }), "orders.price-changed"),
     ] {
         let run = run(Catalogue::default(), &order(changes)).await;
         assert_eq!((code(&run), run.attempts), (expected, 1));
@@ -76,7 +93,7 @@ async fn unconfirmable_order_dies_at_once() {
 
 #[tokio::test]
 async fn unavailable_article_uses_no_attempts() {
-    let lamp = order(json!({ "item": "lamp", "price": 4_900 }));
+    let lamp = order(json!({ "item": "lamp", "price": 49 }));
     let run = run(Catalogue::with_lamp_from(NOW + HOUR), &lamp).await;
     assert_eq!((code(&run), run.attempts), ("", 2), "{run:?}");
     // Records that wait for the same time do not come back all at once.

@@ -14,7 +14,7 @@ fn order(changes: Value) -> Value {
         "user": "ada",
         "item": "book",
         "quantity": 2,
-        "price": 1990,
+        "price": 19.9,
         "timestamp": "2026-05-01T12:00:00Z",
         "priority": "normal",
     });
@@ -38,6 +38,9 @@ fn invalid_orders() -> Vec<(Value, &'static str)> {
             "/order_id",
         ),
         (order(json!({ "timestamp": "yesterday" })), "/timestamp"),
+        (order(json!({ "timestamp": "2026-13-01T12:00:00" })), "/timestamp"),
+        (order(json!({ "timestamp": "2026-05-01" })), "/timestamp"),
+        (order(json!({ "price": "19.90" })), "/price"),
         (order(json!({ "price": -1 })), "/price"),
         (order(json!({ "coupon": "x" })), "the value"),
         (json!([]), "the value"),

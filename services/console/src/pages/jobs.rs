@@ -3,7 +3,7 @@
 use askama::Template;
 use axum::response::Response;
 use redeliver_client::JobId;
-use redeliver_client::messages::{Job, ListJobsRequest, Stats};
+use redeliver_client::messages::{Application, Job, ListJobsRequest, Stats};
 use serde::Deserialize;
 
 use crate::access::{Access, Actions};
@@ -30,6 +30,8 @@ pub(crate) struct Parameters {
 struct Jobs {
     frame: Frame,
     parameters: Parameters,
+    /// Empty in the list of one application.
+    apps: Part<Vec<AppRow>>,
     jobs: Part<Vec<Row>>,
     stats: Part<Stats>,
     next: Option<String>,
@@ -39,6 +41,17 @@ struct Jobs {
 struct Row {
     job: Job,
     link: String,
+}
+
+struct AppRow {
+    app: Application,
+    link: String,
+}
+
+impl AppRow {
+    fn state(&self) -> &'static str {
+        if self.app.paused { "paused" } else { "running" }
+    }
 }
 
 pub(crate) async fn list(backend: Backend, Query(parameters): Query<Parameters>) -> Response {
@@ -54,9 +67,17 @@ pub(crate) async fn list(backend: Backend, Query(parameters): Query<Parameters>)
         page_token: parameters.page.clone(),
         ..ListJobsRequest::default()
     };
-    let (jobs, stats) = tokio::join!(
+    let apps = async {
+        if app.is_empty() {
+            client.applications().await
+        } else {
+            Ok(Vec::new())
+        }
+    };
+    let (jobs, stats, apps) = tokio::join!(
         client.list(request),
-        client.stats((!app.is_empty()).then_some(app), 60)
+        client.stats((!app.is_empty()).then_some(app), 60),
+        apps
     );
     let access = match &jobs {
         Err(error) if error.is_transient() => Access::default(),
@@ -77,8 +98,14 @@ pub(crate) async fn list(backend: Backend, Query(parameters): Query<Parameters>)
         }
         Err(error) => (Err(error.into()), None),
     };
+    let row = |app: Application| AppRow {
+        link: address(SECTION, &[("app", &app.name)]),
+        app,
+    };
+    let apps = apps.map(|apps| apps.into_iter().map(row).collect());
     let page = Jobs {
         frame: Frame::new(SECTION, "Jobs").command(command),
+        apps: apps.map_err(Problem::from),
         jobs,
         stats: stats.map_err(Problem::from),
         next,

@@ -3,7 +3,8 @@
 use askama::Template;
 use axum::response::Response;
 use redeliver_client::messages::{
-    GetWaitingStatsRequest, ListWaitingRequest, WaitingFilter, WaitingPlace, WaitingRecords, WaitingStats,
+    GetWaitingStatsRequest, ListWaitingRequest, WaitingFilter, WaitingOrder, WaitingPlace, WaitingRecords,
+    WaitingStats,
 };
 use serde::Deserialize;
 
@@ -24,6 +25,9 @@ pub(crate) struct Parameters {
     code: String,
     /// `counts`, `records`, or empty before the first scan.
     scan: String,
+    /// `attempts`, `age`, or another text for the due time.
+    order: String,
+    page: String,
 }
 
 #[derive(Template)]
@@ -33,6 +37,7 @@ struct Page {
     parameters: Parameters,
     stats: Option<Part<WaitingStats>>,
     records: Option<Part<WaitingRecords>>,
+    next: Option<String>,
 }
 
 impl Page {
@@ -82,7 +87,7 @@ pub(crate) async fn page(backend: Backend, Query(parameters): Query<Parameters>)
         pipeline: parameters.pipeline.trim().to_owned(),
         place: parameters.place.trim().to_owned(),
         code: parameters.code.trim().to_owned(),
-        scan: parameters.scan,
+        ..parameters
     };
     let filter = WaitingFilter {
         pipeline: parameters.pipeline.clone(),
@@ -90,12 +95,19 @@ pub(crate) async fn page(backend: Backend, Query(parameters): Query<Parameters>)
         error_code: parameters.code.clone(),
         ..WaitingFilter::default()
     };
+    let order = match parameters.order.as_str() {
+        "attempts" => WaitingOrder::Attempts,
+        "age" => WaitingOrder::Age,
+        _ => WaitingOrder::Unspecified,
+    };
     let client = backend.waiting();
     let (stats, records) = match parameters.scan.as_str() {
         "records" => {
             let request = ListWaitingRequest {
                 filter: Some(filter),
                 limit: LIMIT,
+                order: order.into(),
+                page_token: parameters.page.clone(),
             };
             let records = client.list(request, |_| {}).await;
             (None, Some(records.map_err(Problem::from)))
@@ -111,14 +123,42 @@ pub(crate) async fn page(backend: Backend, Query(parameters): Query<Parameters>)
         }
     };
     let command = match parameters.scan.as_str() {
-        "records" => Command::new("waiting ls").option("--limit", LIMIT),
+        "records" => Command::new("waiting ls")
+            .option("--limit", LIMIT)
+            .option("--sort", order.name().unwrap_or_default()),
         _ => Command::new("waiting stats"),
     };
     let command = command
         .option("--pipeline", &parameters.pipeline)
         .option("--place", &parameters.place)
         .option("--error-code", &parameters.code);
+    let mut tokens = records
+        .iter()
+        .flatten()
+        .map(|records| records.next_page_token.as_str());
+    let next = tokens.find(|token| !token.is_empty()).map(|token| {
+        let Parameters {
+            pipeline,
+            place,
+            code,
+            scan,
+            order,
+            ..
+        } = &parameters;
+        address(
+            SECTION,
+            &[
+                ("pipeline", pipeline),
+                ("place", place),
+                ("code", code),
+                ("scan", scan),
+                ("order", order),
+                ("page", token),
+            ],
+        )
+    });
     let page = Page {
+        next,
         frame: Frame::new(SECTION, "Waiting").command(command),
         parameters,
         stats,

@@ -6,7 +6,7 @@
 
 use base64::Engine as _;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
-use redeliver_core::Timestamp;
+use redeliver_core::{Position, Timestamp};
 use redeliver_proto::error::invalid;
 use sha2::{Digest as _, Sha256};
 use tonic::Status;
@@ -14,6 +14,7 @@ use tonic::Status;
 use super::progress::Progress;
 use crate::audit::Place;
 use crate::index::Cursor;
+use crate::waiting::page as waiting;
 
 /// Identifies the query that a token belongs to.
 pub(super) type QueryHash = [u8; 8];
@@ -36,6 +37,9 @@ pub(super) struct PageToken;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct NameToken(pub(super) String);
 
+/// Continues a list of waiting records with its next page.
+pub(super) struct WaitingToken;
+
 /// Resumes a watch.
 pub(super) struct ResumeToken;
 
@@ -53,6 +57,7 @@ const PAGE_TAG: u8 = 3;
 const AUDIT_TAG: u8 = 10;
 const NAME_TAG: u8 = 11;
 const RESUME_TAG: u8 = 9;
+const WAITING_TAG: u8 = 12;
 
 impl PageToken {
     const FIELD: &str = "page_token";
@@ -113,6 +118,42 @@ impl AuditToken {
             },
             from: Timestamp::from_millis(i64::from_be_bytes(from)),
         }))
+    }
+}
+
+impl WaitingToken {
+    pub(super) fn encode(query: QueryHash, cursor: &waiting::Cursor) -> String {
+        let waiting::Cursor { rank, position } = cursor;
+        let numbers = [
+            rank.to_be_bytes(),
+            position.offset.to_be_bytes(),
+            i64::from(position.partition).to_be_bytes(),
+        ];
+        encode(
+            WAITING_TAG,
+            query,
+            &[numbers.as_flattened(), position.topic.as_bytes()].concat(),
+        )
+    }
+
+    /// `None` for an empty token.
+    pub(super) fn decode(query: QueryHash, token: &str) -> Result<Option<waiting::Cursor>, Status> {
+        let Some(rest) = decode(PageToken::FIELD, WAITING_TAG, query, token)? else {
+            return Ok(None);
+        };
+        let cursor = || {
+            let (numbers, topic) = rest.split_first_chunk::<24>()?;
+            let [rank, offset, partition] = self::numbers(numbers)?.map(i64::from_be_bytes);
+            Some(waiting::Cursor {
+                rank,
+                position: Position {
+                    topic: std::str::from_utf8(topic).ok()?.into(),
+                    partition: i32::try_from(partition).ok()?,
+                    offset,
+                },
+            })
+        };
+        cursor().map(Some).ok_or_else(|| unknown(PageToken::FIELD))
     }
 }
 

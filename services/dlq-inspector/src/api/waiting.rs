@@ -23,12 +23,13 @@ use tonic::{Code, Request, Response, Status};
 
 use super::list::page_size;
 use super::redrives::visible::{HIDDEN, sees_destination};
+use super::token::{WaitingToken, query_hash};
 use super::{Api, ResponseStream, bounded, shutting_down};
 use crate::access::Viewer;
 use crate::metrics::Metrics;
 use crate::waiting::counts::Counts;
 use crate::waiting::limit::QUEUE_TIMEOUT;
-use crate::waiting::page::Row;
+use crate::waiting::page::{Listing, Order, Row};
 use crate::waiting::scans::{OnProgress, TIMEOUT, TraceError, Traced};
 use crate::waiting::tally::{Detail, Filter, Found};
 use crate::waiting::timeline::{Event, Outcome, Step};
@@ -96,17 +97,48 @@ impl Api {
         request: v1::ListWaitingRequest,
     ) -> Result<ResponseStream<v1::ListWaitingResponse>, Status> {
         use v1::list_waiting_response::Event;
+        let order = match v1::WaitingOrder::try_from(request.order) {
+            Ok(v1::WaitingOrder::Unspecified) => Order::Due,
+            Ok(v1::WaitingOrder::Attempts) => Order::Attempts,
+            Ok(v1::WaitingOrder::Age) => Order::Age,
+            Err(_) => {
+                let problem = "must be 0 (due), 1 (attempts) or 2 (age)";
+                return Err(invalid("order", problem, "FILTER_INVALID", []));
+            }
+        };
+        let query = query_hash(&["waiting", &format!("{order:?} {:?}", request.filter)]);
+        let after = WaitingToken::decode(query, &request.page_token)?;
         let limit = page_size(request.limit)?;
         let selection = self.waiting_selection(viewer, request.filter.unwrap_or_default())?;
-        let scan = self.waiting(viewer, selection, Detail::Rows(limit), |selection, found| {
-            let rows = found.rows.iter();
-            let rows = rows.map(|row| record_message(row, &selection.pipelines[row.pipeline]));
-            v1::WaitingRecords {
-                records: rows.collect(),
-                matching: found.counts.values().map(|counts| counts.records).sum(),
-                coverage: Some(coverage(selection, found)),
-            }
-        });
+        let topics = selection.pipelines.iter().map(Pipeline::dead_letter_topic);
+        let keys: Vec<bool> = topics
+            .map(|topic| viewer.sees_payloads(&topic) && !viewer.mask(&topic).has_key())
+            .collect();
+        let listing = Listing {
+            order,
+            after,
+            limit,
+            keys: keys.clone(),
+        };
+        let scan = self.waiting(
+            viewer,
+            selection,
+            Detail::Rows(listing),
+            move |selection, found| {
+                let rows = found.rows.iter();
+                let rows = rows.map(|row| v1::WaitingRecord {
+                    key_withheld: !keys[row.pipeline],
+                    ..record_message(row, &selection.pipelines[row.pipeline])
+                });
+                let next = found.next.as_ref();
+                v1::WaitingRecords {
+                    next_page_token: next.map_or_else(String::new, |next| WaitingToken::encode(query, next)),
+                    records: rows.collect(),
+                    matching: found.counts.values().map(|counts| counts.records).sum(),
+                    coverage: Some(coverage(selection, found)),
+                }
+            },
+        );
         let event = |event| v1::ListWaitingResponse { event: Some(event) };
         self.stream(
             viewer,
@@ -544,6 +576,7 @@ fn record_message(row: &Row, pipeline: &Pipeline) -> v1::WaitingRecord {
     let facts = &row.facts;
     let origin = facts.origin.as_ref();
     let text = |text: &Option<String>| text.clone().unwrap_or_default();
+    let (key, key_truncated) = row.details.key.clone().unzip();
     v1::WaitingRecord {
         pipeline: pipeline.name.to_string(),
         place: row.place.to_string(),
@@ -552,13 +585,16 @@ fn record_message(row: &Row, pipeline: &Pipeline) -> v1::WaitingRecord {
         attempts: facts.attempts.unwrap_or(0),
         error_class: text(&facts.class),
         error_code: text(&facts.code),
-        error_message: text(&row.message),
+        error_message: text(&row.details.message),
         failed_at: facts.failed_at.and_then(time_of_record),
         origin: origin.map(origin_message),
         origin_timestamp: origin
             .and_then(|origin| origin.timestamp)
             .and_then(time_of_record),
         malformed: facts.is_malformed,
+        key,
+        key_truncated: key_truncated.unwrap_or(false),
+        key_withheld: false,
     }
 }
 

@@ -2,12 +2,13 @@
 
 use std::collections::{BTreeMap, HashMap};
 
+use bytes::Bytes;
 use redeliver_core::{JobId, Record, Timestamp};
 
 use super::Place;
 use super::counts::Counts;
 use super::facts::{Facts, Visible};
-use super::page::{Page, Row};
+use super::page::{Cursor, Details, Listing, Order, Page, Row};
 use crate::masking::Mask;
 
 /// The maximum number of long waits that a scan remembers. Which of them still wait is known at the end of the scan.
@@ -58,11 +59,14 @@ impl Filter {
     }
 }
 
+/// The maximum size of a key in a list, in bytes.
+const MAX_KEY: usize = 1 << 10;
+
 /// What is wanted beside counts.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Detail {
-    /// Up to this number of records.
-    Rows(usize),
+    /// These records.
+    Rows(Listing),
     /// How many are due in each of this number of minutes.
     Forecast(usize),
 }
@@ -76,6 +80,8 @@ pub(crate) struct Tally {
     counts: BTreeMap<(usize, Place), Counts>,
     /// Of the forecast of each count.
     minutes: usize,
+    order: Order,
+    keys: Vec<bool>,
     page: Page,
     /// Long waits that were scheduled when their newest state was read, and match.
     scheduled: HashMap<JobId, Row>,
@@ -89,6 +95,8 @@ pub(crate) struct Found {
     pub(crate) counts: BTreeMap<(usize, Place), Counts>,
     minutes: usize,
     pub(crate) rows: Vec<Row>,
+    /// Where the next page begins.
+    pub(crate) next: Option<Cursor>,
     /// Long waits are missing.
     pub(crate) is_truncated: bool,
 }
@@ -106,16 +114,18 @@ impl Found {
 
 impl Tally {
     pub(crate) fn new(filter: Filter, detail: Detail, now: Timestamp) -> Self {
-        let (rows, minutes) = match detail {
-            Detail::Rows(rows) => (rows, 0),
-            Detail::Forecast(minutes) => (0, minutes),
+        let (listing, minutes) = match detail {
+            Detail::Rows(listing) => (listing, 0),
+            Detail::Forecast(minutes) => (Listing::default(), minutes),
         };
         Self {
             filter,
             now,
             counts: BTreeMap::new(),
             minutes,
-            page: Page::new(rows),
+            order: listing.order,
+            keys: listing.keys,
+            page: Page::new(listing.limit, listing.after),
             scheduled: HashMap::new(),
             max_scheduled: MAX_SCHEDULED,
             is_truncated: false,
@@ -126,7 +136,16 @@ impl Tally {
     pub(crate) fn add(&mut self, pipeline: usize, place: Place, record: &Record, mask: &Mask<'_>) {
         let visible = Visible::of(record, mask);
         if let Some(row) = self.row(pipeline, place, record, &visible) {
-            self.count(row, || visible.message());
+            let shows_key = self.keys.get(pipeline).is_some_and(|shows| *shows);
+            let details = || Details {
+                message: visible.message(),
+                key: record.key.as_ref().filter(|_| shows_key).map(|key| {
+                    // Copied, so that the page does not keep the record.
+                    let shown = Bytes::copy_from_slice(&key[..key.len().min(MAX_KEY)]);
+                    (shown, key.len() > MAX_KEY)
+                }),
+            };
+            self.count(row, details);
         }
     }
 
@@ -150,26 +169,29 @@ impl Tally {
             pipeline,
             place,
             position: record.position.clone(),
+            rank: self.order.rank(&facts),
             facts,
-            message: None,
+            details: Details::default(),
         })
     }
 
-    fn count(&mut self, row: Row, message: impl FnOnce() -> Option<String>) {
+    fn count(&mut self, row: Row, details: impl FnOnce() -> Details) {
         let counts = self.counts.entry((row.pipeline, row.place));
         let counts = counts.or_insert_with(|| Counts::forecasting(self.minutes));
         counts.add(&row.facts, self.now);
-        self.page.offer(row, message);
+        self.page.offer(row, details);
     }
 
     pub(crate) fn finish(mut self) -> Found {
         for row in std::mem::take(&mut self.scheduled).into_values() {
-            self.count(row, || None);
+            self.count(row, Details::default);
         }
+        let (rows, next) = self.page.into_rows();
         Found {
             counts: self.counts,
             minutes: self.minutes,
-            rows: self.page.into_rows(),
+            rows,
+            next,
             is_truncated: self.is_truncated,
         }
     }
@@ -206,8 +228,19 @@ mod tests {
         }
     }
 
+    fn rows() -> Detail {
+        Detail::Rows(Listing {
+            limit: 10,
+            ..Listing::default()
+        })
+    }
+
     fn found(filter: Filter, mask: &Mask<'_>) -> Found {
-        let mut tally = Tally::new(filter, Detail::Rows(10), NOW);
+        listed(filter, mask, rows())
+    }
+
+    fn listed(filter: Filter, mask: &Mask<'_>, detail: Detail) -> Found {
+        let mut tally = Tally::new(filter, detail, NOW);
         tally.add(0, TIER, &waiting(10, 1, "a", 2_000_000), mask);
         tally.add(0, TIER, &waiting(20, 3, "b", 900_000), mask);
         tally.add(1, Place::Due, &waiting(30, 2, "a", 500_000), mask);
@@ -280,6 +313,56 @@ mod tests {
     }
 
     #[test]
+    fn records_have_the_wanted_order() {
+        for (order, expected) in [
+            (Order::Due, [30, 20, 10]),
+            (Order::Attempts, [20, 30, 10]),
+            (Order::Age, [10, 20, 30]),
+        ] {
+            let mut listing = Listing {
+                order,
+                limit: 2,
+                ..Listing::default()
+            };
+            let first = listed(Filter::default(), &Mask::default(), Detail::Rows(listing.clone()));
+            assert_eq!(offsets(&first), expected[..2], "{order:?}");
+            listing.after = first.next;
+            let last = listed(Filter::default(), &Mask::default(), Detail::Rows(listing));
+            assert_eq!(
+                (offsets(&last), last.next.clone()),
+                (expected[2..].to_vec(), None),
+                "{order:?}"
+            );
+            assert_eq!(last.total().records, 3, "all of them count");
+        }
+    }
+
+    #[test]
+    fn keys_are_shown_by_pipeline() {
+        let listing = Listing {
+            limit: 10,
+            keys: vec![false, true],
+            ..Listing::default()
+        };
+        let mut tally = Tally::new(Filter::default(), Detail::Rows(listing), NOW);
+        for (offset, (pipeline, length)) in (0..).zip([(0, 1), (1, 1), (1, MAX_KEY + 1)]) {
+            let record = Record {
+                key: Some(vec![b'k'; length].into()),
+                ..waiting(offset, 1, "a", 2_000_000)
+            };
+            tally.add(pipeline, TIER, &record, &Mask::default());
+        }
+        let keys: Vec<_> = tally
+            .finish()
+            .rows
+            .into_iter()
+            .map(|row| row.details.key)
+            .collect();
+        let key = |length, is_cut| Some((Bytes::from(vec![b'k'; length]), is_cut));
+        assert_eq!(keys, [None, key(1, false), key(MAX_KEY, true)]);
+    }
+
+    #[test]
     fn masked_fields_are_hidden_and_unmatched() {
         let rule = MaskingRule {
             topics: vec!["*".to_owned()],
@@ -294,7 +377,7 @@ mod tests {
         for row in &all.rows {
             assert_eq!(row.facts.code.as_deref(), Some("<masked>"));
             assert_eq!(row.facts.attempts, None);
-            assert_eq!(row.message.as_deref(), Some("secret <masked>"));
+            assert_eq!(row.details.message.as_deref(), Some("secret <masked>"));
             assert!(!row.facts.is_malformed);
         }
         assert_eq!(all.total().codes(9).0, [("<masked>", 3)]);
@@ -318,7 +401,7 @@ mod tests {
         let mask = Mask::default();
         let id = |number| JobId::new(NOW, 0, number);
         let record = |offset| waiting(offset, 1, "a", 2_000_000);
-        let mut tally = Tally::new(Filter::default(), Detail::Rows(10), NOW);
+        let mut tally = Tally::new(Filter::default(), rows(), NOW);
         tally.max_scheduled = 2;
         tally.add_state(id(1), Some((0, &record(1), &mask)));
         tally.add_state(id(2), Some((0, &record(2), &mask)));
@@ -336,7 +419,7 @@ mod tests {
         let found = Tally::new(Filter::default(), Detail::Forecast(3), NOW).finish();
         assert_eq!((found.total().per_minute, found.total().later), (vec![0; 3], 0));
         // It is not wanted.
-        let found = Tally::new(Filter::default(), Detail::Rows(10), NOW).finish();
+        let found = Tally::new(Filter::default(), rows(), NOW).finish();
         assert!(found.total().per_minute.is_empty());
     }
 
@@ -344,7 +427,7 @@ mod tests {
     fn malformed_record_is_last() {
         let mut record = waiting(40, 1, "a", 1);
         record.headers = record.headers.filtered(|name| name != headers::RETRY_COUNT);
-        let mut tally = Tally::new(Filter::default(), Detail::Rows(10), NOW);
+        let mut tally = Tally::new(Filter::default(), rows(), NOW);
         let mut without_due = waiting(50, 1, "a", 1);
         without_due.headers.push_text(headers::PROCESS_AFTER, "soon");
         for record in [&without_due, &record, &waiting(60, 1, "a", 2)] {

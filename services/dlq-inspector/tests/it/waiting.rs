@@ -1,5 +1,6 @@
 //! Waiting records: which callers see those of which pipelines, and what no caller sees.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use redeliver_core::{Clock as _, SystemClock};
@@ -21,6 +22,11 @@ const SECRET: &str = "s3cret-4711";
 
 /// A record that waits, as a worker writes it.
 pub(crate) fn waiting(pipeline: &str, offset: usize) -> Dead {
+    waiting_after(2, pipeline, offset)
+}
+
+fn waiting_after(attempts: usize, pipeline: &str, offset: usize) -> Dead {
+    let attempts = attempts.to_string();
     let due = SystemClock.now().after(std::time::Duration::from_secs(3_600));
     let (offset, due) = (offset.to_string(), due.to_string());
     let headers = [
@@ -30,7 +36,7 @@ pub(crate) fn waiting(pipeline: &str, offset: usize) -> Dead {
         ("original-partition", "0"),
         ("original-offset", &offset),
         ("original-timestamp", "2026-01-31T12:00:00.000Z"),
-        ("retry-count", "2"),
+        ("retry-count", &attempts),
         ("error-class", "transient"),
         ("error-code", "http.503"),
         ("error-message", "no answer for card 4711"),
@@ -63,6 +69,7 @@ async fn listed(client: &mut Client, pipeline: &str) -> Result<v1::WaitingRecord
     let request = v1::ListWaitingRequest {
         filter: Some(filter),
         limit: 10,
+        ..v1::ListWaitingRequest::default()
     };
     let messages = all(client.list_waiting(request).await).await?;
     match messages.last().and_then(|message| message.event.clone()) {
@@ -106,6 +113,61 @@ fn is_denied<T: std::fmt::Debug>(result: Result<T, Status>) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn list_continues_beyond_first_page() {
+    const RECORDS: usize = 1_205;
+    let scopes: [(&str, &[&str]); 1] = [("all", &["dead-letters:*"])];
+    let mut callers = Callers::without_dead_letters("waiting-pages", &scopes).await;
+    let pipeline = callers.topics[0].strip_suffix("-dlq").unwrap().to_owned();
+    let key = format!("pipelines.{pipeline}.retry");
+    callers.env.base.set(&key, "{ tiers: [2h] }");
+    let tier: Arc<str> = format!("{pipeline}-retry-2h").into();
+    callers.env.recreate_topic(&tier, 1).await;
+    let records = (0..RECORDS).map(|offset| waiting_after(offset % 7, &pipeline, offset));
+    callers.env.put(&tier, 0, records.collect()).await;
+    let mut inspector = callers.env.start().await;
+    let channel = inspector.channel().await;
+    let mut client = client(&callers, &channel, "all");
+    let (mut listed, mut request) = (Vec::new(), v1::ListWaitingRequest::default());
+    request.set_order(v1::WaitingOrder::Attempts);
+    for limit in [1_000, 150, 55] {
+        request.limit = limit;
+        let messages = all(client.list_waiting(request.clone()).await).await.unwrap();
+        let Some(v1::list_waiting_response::Event::Records(page)) = messages.last().unwrap().event.clone()
+        else {
+            panic!("{messages:?}")
+        };
+        assert_eq!(
+            (page.records.len(), page.matching),
+            (usize::try_from(limit).unwrap(), RECORDS as u64)
+        );
+        listed.extend(page.records);
+        request.page_token = page.next_page_token;
+    }
+    assert_eq!(request.page_token, "");
+    let attempts: Vec<u32> = listed.iter().map(|record| record.attempts).collect();
+    assert!(attempts.is_sorted_by(|first, next| first >= next), "{attempts:?}");
+    let offsets: BTreeSet<i64> = listed
+        .iter()
+        .map(|record| record.position.as_ref().unwrap().offset)
+        .collect();
+    assert_eq!(offsets.len(), RECORDS);
+
+    // A token belongs to a filter and an order.
+    request.limit = 1;
+    let messages = all(client.list_waiting(request.clone()).await).await.unwrap();
+    let Some(v1::list_waiting_response::Event::Records(page)) = messages.last().unwrap().event.clone() else {
+        panic!("{messages:?}")
+    };
+    request.page_token = page.next_page_token;
+    request.set_order(v1::WaitingOrder::Age);
+    let refused = all(client.list_waiting(request.clone()).await).await.unwrap_err();
+    assert_eq!(reason(&refused).as_deref(), Some("TOKEN_OF_ANOTHER_QUESTION"));
+    request.order = 9;
+    let refused = all(client.list_waiting(request).await).await.unwrap_err();
+    assert!(refused.message().starts_with("order: must be 0"), "{refused:?}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn scope_for_letters_shows_waiting_records() {
     let scopes: [(&str, &[&str]); 3] = [
         ("all", &["dead-letters:*"]),
@@ -142,6 +204,7 @@ async fn scope_for_letters_shows_waiting_records() {
             let shown = (&*record.pipeline, &*record.place, &*record.error_message);
             assert_eq!(shown, (orders, "2h", "no answer for card <masked>"));
             assert_eq!((record.attempts, &*record.error_code), (2, "http.503"));
+            assert_eq!((&record.key, record.key_withheld), (&None, true));
         }
         assert!(!format!("{list:?}").contains(SECRET));
     }
@@ -179,7 +242,12 @@ async fn scope_for_letters_shows_waiting_records() {
         .unwrap();
     assert_eq!(stats.total.unwrap().records, 4);
     let list = listed(&mut everything, people).await.unwrap();
-    assert_eq!(list.records[0].error_message, "no answer for card 4711");
+    let record = &list.records[0];
+    assert_eq!(record.error_message, "no answer for card 4711");
+    assert_eq!(
+        (record.key.as_deref(), record.key_withheld),
+        (Some(SECRET.as_bytes()), false)
+    );
     let status = listed(&mut everything, "nothing").await.unwrap_err();
     assert_eq!(reason(&status).as_deref(), Some("PIPELINE_UNKNOWN"));
     for (field, filter) in [

@@ -39,6 +39,7 @@ macro_rules! shown {
 }
 
 shown!(
+    Application,
     AuditEntry,
     Completeness,
     DeadLetter,

@@ -68,6 +68,22 @@ fn echo(request: &Request) -> Reply {
     Reply::ok(request.body.clone())
 }
 
+/// The circuit breaker in the readiness report, once it has this state.
+#[track_caller]
+fn breaker_once(enricher: &mut ServiceProcess, pipe: &Pipe, state: &str) -> serde_json::Value {
+    eventually(state, DEADLINE, || {
+        let (status, body) = enricher.get("/readyz");
+        assert_eq!(status, 200, "{body}");
+        let report: serde_json::Value = serde_json::from_str(&body).unwrap();
+        let breaker = &report["breakers"][pipe.name()];
+        if breaker["state"] == state {
+            Ok(breaker.clone())
+        } else {
+            Err(body)
+        }
+    })
+}
+
 #[test]
 fn outage_uses_up_no_attempts() {
     let pipe = PipeBuilder::new("outage")
@@ -91,10 +107,22 @@ fn outage_uses_up_no_attempts() {
         sent.extend(pipe.produce(batch().collect()));
         until_breaker_is_open(&mut enricher, 1);
         enricher.until_ready_but("ready, but the circuit breaker is open: POST ");
+        let opened = breaker_once(&mut enricher, &pipe, "open");
+        let code = opened["error_code"].as_str().unwrap();
+        assert!(
+            code.starts_with("http.") && opened["since"].is_string(),
+            "{opened}"
+        );
         until_probed(&mut enricher, PROBES);
         sent.extend(pipe.produce(batch().collect()));
         end(&pipe);
         until_breaker_is_open(&mut enricher, 0);
+        let closed = breaker_once(&mut enricher, &pipe, "closed");
+        assert!(closed.get("error_code").is_none(), "{closed}");
+        assert!(
+            closed["since"].as_str() > opened["since"].as_str(),
+            "{opened} {closed}"
+        );
     }
     settle(&pipe, &sent);
     assert!(enricher.metric("redeliver_worker_breaker_openings_total") >= outages.len() as u64);

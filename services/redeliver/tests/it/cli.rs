@@ -186,6 +186,19 @@ fn jobs_of_file_are_listed() {
         .redeliver(&words("jobs ls --api --limit 3 -o jsonl"));
     assert_eq!((cut.code, cut.stdout.lines().count()), (Some(0), 3));
     assert_eq!(cut.stderr, "showing the first 3 jobs; use --limit to show more\n");
+    let apps = services.json(&["jobs", "apps"]);
+    let app = apps
+        .as_array()
+        .unwrap()
+        .iter()
+        .find(|app| app["name"] == APP)
+        .unwrap();
+    assert_eq!((&app["paused"], &app["due"]), (&json!(false), &json!(0)), "{app}");
+    let shown = services.cli(&["jobs", "apps"]);
+    assert!(
+        shown.contains("APP") && shown.contains(app["topic"].as_str().unwrap()),
+        "{shown}"
+    );
     let stats = services.json(&["jobs", "stats", "--app", APP]);
     assert_eq!(stats["scheduled"], json!(1_205));
 }

@@ -303,6 +303,7 @@ fn pages_and_their_commands_work() {
         ("/waiting?scan=records&place=30s&code=http.500", "docs-retry-30s/"),
         (&job, "Application"),
         ("/jobs?app=docs", "scheduled"),
+        ("/jobs", "Due now"),
         ("/schedules", "No schedule"),
         ("/trace?position=docs/0/0", "entered the pipeline"),
         ("/audit?action=dead-letters.*&since=1h", "dead-letters.get"),

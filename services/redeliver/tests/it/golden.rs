@@ -169,6 +169,10 @@ fn binaries_print_help_and_version() {
             "\n      --until-idle[=<DURATION>]  Exit with status 0 when nothing is left to do now ",
         ),
         (
+            "scheduler",
+            "\n      --until-idle[=<DURATION>]  Exit with status 0 when nothing is left to do now ",
+        ),
+        (
             "retry-tier",
             "\n      --tier <DELAY>             Serve only this tier, such as 30s; ",
         ),

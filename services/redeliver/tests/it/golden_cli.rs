@@ -15,7 +15,7 @@ fn output_of(arguments: &[&str]) -> CommandOutput {
 #[test]
 fn subcommands_are_listed() {
     for (command, expected) in [
-        ("jobs", "schedule get cancel reschedule ls stats help"),
+        ("jobs", "schedule get cancel reschedule ls stats apps help"),
         ("waiting", "ls stats help"),
         (
             "schedules",
@@ -190,6 +190,7 @@ fn check_does_nothing_else() {
         "topics check",
         "audit",
         "jobs stats",
+        "jobs apps",
         "jobs ls",
         "jobs schedule --app a --in 1s",
         "dlq ls",

@@ -101,7 +101,24 @@ fn scan_counts_what_audit_counts() {
     ];
     let table = services.cli(&listed);
     assert_eq!(table.lines().count(), 4, "{table}");
-    assert!(table.contains("http.503") && !table.contains("busy-"), "{table}");
+    assert!(
+        table.contains("http.503") && table.contains("key-busy-1"),
+        "{table}"
+    );
+    let attempts = |sort: &str| -> Vec<u64> {
+        let list = services.json(&["waiting", "ls", "--sort", sort]);
+        let records = list["records"].as_array().unwrap().iter();
+        records
+            .map(|record| record["attempts"].as_u64().unwrap())
+            .collect()
+    };
+    assert_eq!(attempts("attempts"), [1, 1, 1, 0, 0]);
+    let list = services.json(&["waiting", "ls", "--sort", "age"]);
+    let records = list["records"].as_array().unwrap();
+    assert!(
+        records.is_sorted_by_key(|record| record["origin_timestamp"].as_str()),
+        "{list}"
+    );
     let lines = services.cli(&["waiting", "stats", "-o", "jsonl"]);
     assert_eq!(lines.lines().count(), 2, "{lines}");
     let limited = services.pipe.redeliver(&["waiting", "ls", "--limit", "2"]);

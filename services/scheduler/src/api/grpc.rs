@@ -210,4 +210,13 @@ impl<I: Index> JobService for Service<I> {
             .await;
         stats.map(Response::new).map_err(RequestError::into_status)
     }
+
+    async fn list_applications(
+        &self,
+        request: Request<v1::ListApplicationsRequest>,
+    ) -> Result<Response<v1::ListApplicationsResponse>, Status> {
+        let applications = self.0.applications(&caller(&request)?).await;
+        let applications = applications.map_err(RequestError::into_status)?;
+        Ok(Response::new(v1::ListApplicationsResponse { applications }))
+    }
 }

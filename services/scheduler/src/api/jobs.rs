@@ -13,11 +13,13 @@
 //! | schedule, also in a batch | `jobs:write` for the application of the request |
 //! | get | `jobs:read` for the application of the job |
 //! | cancel, reschedule | `jobs:write` for the application of the job, which the request names or which is looked up |
+//! | list of applications | `jobs:read` for some application; the list contains those for which the caller has it |
 //! | list, stats | `jobs:read` for the application of the request, or for all applications if it names none |
 //!
 //! A job of an application that the caller may neither read nor write is unknown to the caller: it is looked up as often as
 //! one that does not exist. So neither an answer nor the time that it takes tells which ids exist.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -47,6 +49,7 @@ use super::state_end::StateEnd;
 use crate::admission;
 use crate::answers::{PendingOutcome, PendingOutcomes};
 use crate::codec;
+use crate::controls::LiveAppStates;
 use crate::index::{Index, Lookup, ShardStats};
 use crate::job::{JobId, Kind};
 use crate::request::{self, Command, Envelope, Field, Format, JobRef, Rules, When};
@@ -83,6 +86,10 @@ pub(crate) struct Jobs<I> {
     /// The number of partitions of the ingest topic, which is the number of shards.
     pub(crate) partitions: i32,
     pub(crate) rules: Rules,
+    /// How many jobs of applications with a quota may wait.
+    pub(crate) max_waiting: BTreeMap<Arc<str>, u64>,
+    /// Which applications are paused or limited.
+    pub(crate) app_states: LiveAppStates,
     pub(crate) controls: Arc<Controls>,
     /// The scheduler's window: jobs that are due within it need no index.
     pub(crate) window: Duration,

@@ -17,13 +17,15 @@ use utoipa::openapi::{Components, OpenApi, RefOr, Schema};
 use super::control::rest::{ControlChange, ControlRate, ControlsResponse};
 use super::control::{ControlView, StateView};
 use super::problem::ProblemBody;
-use super::rest::{BatchRequest, BatchResponse, BatchResult, CommandResponse, ListResponse};
+use super::rest::{
+    ApplicationsResponse, BatchRequest, BatchResponse, BatchResult, CommandResponse, ListResponse,
+};
 use super::schedules::rest::{
     DeletedSchedule, NoOptions, PreviewDefinition, PreviewResponse, ResumeRequest, ResumedSchedule,
     SchedulesResponse, TriggeredSchedule,
 };
 use super::schedules::{ScheduleView, UnreadableView};
-use super::view::{HeaderView, JobView, StatsView};
+use super::view::{ApplicationView, HeaderView, JobView, StatsView};
 use crate::request::{
     ConflictPolicy, DueRequest, Gap, JobRequest, MisfirePolicy, Overlap, PriorityName as Priority,
     ScheduleRequest, ScheduleState,
@@ -106,7 +108,7 @@ fn file(content_type: &'static str, text: &'static str) -> Response {
     ),
     security((), ("token" = [])),
     components(schemas(
-        BatchRequest, BatchResponse, BatchResult, CommandResponse, ConflictPolicy, ControlChange, ControlRate, ControlView,
+        ApplicationView, ApplicationsResponse, BatchRequest, BatchResponse, BatchResult, CommandResponse, ConflictPolicy, ControlChange, ControlRate, ControlView,
         ControlsResponse, DeletedSchedule, DueRequest, Gap, HeaderView, JobRequest, JobView, ListResponse,
         MisfirePolicy, NoOptions, Overlap, PreviewDefinition, PreviewResponse, Priority, ProblemBody,
         ResumeRequest, ResumedSchedule, ScheduleRequest, ScheduleState, ScheduleView, SchedulesResponse, StateView,

@@ -1,4 +1,4 @@
-//! REST: `/v1/jobs` and `/v1/stats`. Errors are `application/problem+json` (RFC 9457).
+//! REST: `/v1/jobs`, `/v1/stats` and `/v1/applications`. Errors are `application/problem+json` (RFC 9457).
 //!
 //! | request | answer |
 //! |---|---|
@@ -10,6 +10,7 @@
 //! | `PATCH /v1/jobs/{id}` | 200 rescheduled, 409 ended before, 404 |
 //! | `DELETE`, `PATCH /v1/jobs?appName=..&idempotencyKey=..` | the same for the job with this key |
 //! | `GET /v1/stats?minutes=60` | 200 |
+//! | `GET /v1/applications` | 200 |
 //! | any | 401 without a valid token or certificate, 403 without the scope; see [`Jobs`] |
 
 use std::borrow::Cow;
@@ -45,7 +46,7 @@ use super::list::{JobPage, ListJobs};
 use super::problem::{Problem, ProblemBody};
 use super::rates::limit_rate;
 use super::schedules;
-use super::view::{JobView, StatsView};
+use super::view::{ApplicationView, JobView, StatsView};
 use crate::index::Index;
 use crate::job::JobId;
 use crate::request::{
@@ -64,7 +65,8 @@ fn routes<I: Index>(bodies: BodyBudget, limit: usize, batch_limit: usize) -> Doc
         .with(__path_reschedule, &reschedule::<I>, limit)
         .with(__path_cancel_by_key, &cancel_by_key::<I>, limit)
         .with(__path_reschedule_by_key, &reschedule_by_key::<I>, limit)
-        .with(__path_stats, &stats::<I>, limit);
+        .with(__path_stats, &stats::<I>, limit)
+        .with(__path_applications, &applications::<I>, limit);
     let router = schedules::rest::add(router, limit);
     control::rest::add(router, limit)
 }
@@ -122,7 +124,7 @@ pub(crate) async fn split_verb(mut request: Request) -> Request {
 /// The problem of an unknown path.
 pub(crate) fn not_found() -> Problem {
     let detail = "no such path; use /v1/jobs, /v1/jobs:batch, /v1/jobs/{id}, /v1/schedules, /v1/schedules/{id}, /v1/stats, \
-                  /v1/controls or /v1/applications/{app}/control; /v1/docs describes them";
+                  /v1/applications, /v1/controls or /v1/applications/{app}/control; /v1/docs describes them";
     Problem::new(StatusCode::NOT_FOUND, "path", detail)
 }
 
@@ -608,6 +610,32 @@ async fn stats<I: Index>(
     let (app, minutes) = (named(app), minutes.unwrap_or(0));
     let stats = jobs.stats(&caller, app.as_deref(), minutes, Format::Json).await?;
     Ok(Json(stats.into()))
+}
+
+/// The applications.
+#[derive(Serialize, ToSchema)]
+pub(super) struct ApplicationsResponse {
+    /// By name. Only those that the caller may read.
+    applications: Vec<ApplicationView>,
+}
+
+/// Lists the applications of the configuration
+///
+/// Needs the scope `jobs:read` for some application.
+#[utoipa::path(
+    get,
+    path = "/v1/applications",
+    operation_id = "listApplications",
+    responses((status = 200, description = "The applications", body = ApplicationsResponse), Problems),
+)]
+async fn applications<I: Index>(
+    State(jobs): State<Arc<Jobs<I>>>,
+    Extension(caller): Extension<Identity>,
+) -> Result<Json<ApplicationsResponse>, Problem> {
+    let applications = jobs.applications(&caller).await?.into_iter();
+    Ok(Json(ApplicationsResponse {
+        applications: applications.map(ApplicationView::from).collect(),
+    }))
 }
 
 /// The response to a cancellation or a rescheduling: a problem if the job is unknown or had ended before.

@@ -168,6 +168,42 @@ impl From<v1::Stats> for StatsView {
     }
 }
 
+/// An application, as the configuration and the controls say.
+#[derive(Debug, Serialize, ToSchema)]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct ApplicationView {
+    name: String,
+    topic: String,
+    /// Its jobs are accepted, and none is dispatched.
+    paused: bool,
+    /// How many of its jobs are dispatched per second at most, by all schedulers together.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    rate_per_second: Option<f64>,
+    /// How many of its jobs may wait at most.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    max_waiting: Option<u64>,
+    /// The number of its jobs that are due and not dispatched yet.
+    due: u64,
+    /// The earliest due time of its jobs; missing if none is scheduled.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(format = DateTime)]
+    next_due: Option<String>,
+}
+
+impl From<v1::Application> for ApplicationView {
+    fn from(app: v1::Application) -> Self {
+        Self {
+            name: app.name,
+            topic: app.topic,
+            paused: app.paused,
+            rate_per_second: app.rate_per_second,
+            max_waiting: app.max_waiting,
+            due: app.due,
+            next_due: time(app.next_due),
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use bytes::Bytes;

@@ -30,4 +30,5 @@ mod repeats;
 mod requests;
 mod startup;
 mod tls;
+mod until_idle;
 mod upgrade;

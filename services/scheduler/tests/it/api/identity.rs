@@ -156,6 +156,23 @@ async fn tokens_permit_what_scopes_say() {
             "`token:billing` may not read jobs of the application `sms`; it needs the scope jobs:read:sms",
         );
     }
+    // The list of applications has those that the caller may read.
+    for (token, expected) in [(sms, &["sms"][..]), (billing, &[])] {
+        let listed = read(&server, token, "/v1/applications").await.is(200);
+        let names = listed.body["applications"].as_array().unwrap().iter();
+        assert!(
+            names
+                .map(|app| app["name"].as_str().unwrap())
+                .eq(expected.iter().copied()),
+            "{}",
+            listed.body
+        );
+    }
+    read(&server, nothing, "/v1/applications").await.problem(
+        403,
+        "permission_denied",
+        "`token:nothing` may not read jobs of all applications",
+    );
     let denied = client
         .list_jobs(v1::ListJobsRequest::default())
         .await

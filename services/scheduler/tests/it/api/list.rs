@@ -125,6 +125,39 @@ async fn jobs_are_listed_by_due_time() {
     server.shut_down();
 }
 
+#[tokio::test(flavor = "multi_thread")]
+async fn applications_are_listed() {
+    let server = Server::start_with(|builder| {
+        two_apps(builder)
+            .set("scheduler.apps.sms.rate", "2.5")
+            .set("scheduler.apps.sms.max_waiting", "9")
+    });
+    schedule(&server, "sms", [4, 2]).await;
+    let pause = server.json(Method::POST, "/v1/applications/mail/control:pause", "{}");
+    pause.await.is(200);
+    let now = json!({"appName": "mail", "delay": "0s", "jobData": 1}).to_string();
+    server.json(Method::POST, "/v1/jobs", &now).await.is(201);
+    let sms = json!({"name": "sms", "paused": false, "ratePerSecond": 2.5, "maxWaiting": 9, "due": 0,
+                     "nextDue": at(2).to_string()});
+    // The pause and the due job are known a moment later.
+    eventually_async("the applications", DEADLINE, async || {
+        let mut apps = server.get("/v1/applications").await.is(200).body["applications"].take();
+        for app in apps.as_array_mut().unwrap() {
+            let name = app["name"].as_str().unwrap().to_owned();
+            let topic = app.as_object_mut().unwrap().remove("topic").unwrap();
+            assert!(topic.as_str().unwrap().ends_with(&format!("-{name}")), "{topic}");
+        }
+        let mail = apps[0].as_object_mut().unwrap();
+        if mail.remove("nextDue").is_none() || mail["paused"] == false {
+            return Err(apps);
+        }
+        assert_eq!(apps, json!([{"name": "mail", "paused": true, "due": 1}, sms]));
+        Ok(())
+    })
+    .await;
+    server.shut_down();
+}
+
 /// The same over gRPC. A page token is valid in both protocols.
 async fn list_over_grpc(server: &Server, sms: &[String]) {
     let mut client = server.grpc().await;

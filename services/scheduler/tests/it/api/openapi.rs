@@ -62,6 +62,7 @@ async fn document_contains_routes_and_statuses() {
     assert_eq!(
         paths.keys().collect::<Vec<_>>(),
         [
+            "/v1/applications",
             "/v1/applications/{app}/control",
             "/v1/applications/{app}/control:pause",
             "/v1/applications/{app}/control:rate",
@@ -136,6 +137,8 @@ async fn document_contains_routes_and_statuses() {
     assert_eq!(ask("patch", route, by_key, r#"{"delay":"2h"}"#).await, 200);
     assert_eq!(ask("get", "/v1/stats", "/v1/stats", "").await, 200);
     assert_eq!(ask("get", "/v1/stats", "/v1/stats?minutes=x", "").await, 422);
+    let applications = "/v1/applications";
+    assert_eq!(ask("get", applications, applications, "").await, 200);
     let schedule = r#"{"id":"s","every":"1h","appName":"sms","jobData":1}"#;
     let other = schedule.replace(":1}", ":2}");
     let schedules = "/v1/schedules";
