@@ -181,7 +181,14 @@ impl Ledger {
     /// How many records and copies are kept.
     #[must_use]
     pub fn size(&self) -> usize {
-        self.table.len() + self.unread.values().map(Copies::len).sum::<usize>()
+        // Those that have just ended go with the next pass.
+        let lives = self.table.len().saturating_sub(self.later_ends.len());
+        lives + self.unread.values().map(Copies::len).sum::<usize>()
+    }
+
+    /// How many lives of records are kept now.
+    pub(crate) fn len(&self) -> usize {
+        self.table.len()
     }
 
     /// Forgets records that have ended as they should, and keeps their number, after a pass has read everything.

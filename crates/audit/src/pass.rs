@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use redeliver_core::pipeline::{ReturnTo, TopicRole};
-use redeliver_core::{HandlerChanges, JobId, Pipeline, Record, SchedulerTopics, Timestamp};
+use redeliver_core::{HandlerChanges, JobId, Pipeline, Position, Record, SchedulerTopics, Timestamp};
 use redeliver_kafka::backlog::GroupPositions;
 use redeliver_kafka::reader::{ReadError, TopicReader};
 use redeliver_kafka::survey::{Extent, Surveyor};
@@ -43,6 +43,9 @@ pub enum Fault {
     /// More records than permitted had to be kept. Begin again.
     #[error("more than {0} records wait, are dead or have a defect")]
     Full(usize),
+    /// Partitions were added during the pass. The next pass reads them, too.
+    #[error("partitions were added")]
+    Grown,
     /// It gave up because it was told to.
     #[error("the process is ending")]
     Stopped,
@@ -309,13 +312,19 @@ impl PipelineAudit {
                 self.ledger.source_is_read(partition.1, next, next, *end);
             }
         }
-        self.ends = extents
-            .into_iter()
-            .map(|(partition, extent)| (partition, extent.end))
+        let ends = extents.iter();
+        self.ends = ends
+            .map(|(partition, extent)| (partition.clone(), extent.end))
             .collect();
         self.begins = self.next.clone();
         self.ids.extend(ids);
-        self.ledger.begin_pass(|position| positions.is_unread(position));
+        let is_kept = |position: &Position| {
+            let extent = extents.get(&(position.topic.clone(), position.partition));
+            extent.is_none_or(|extent| position.offset >= extent.low)
+        };
+        // A copy that retention has removed does not wait any more.
+        self.ledger
+            .begin_pass(|position| positions.is_unread(position) && is_kept(position));
         self.positions = positions;
         self.since.get_or_insert(now);
         Ok(())
@@ -393,11 +402,14 @@ impl PipelineAudit {
         self.read_source(clients, pace)?;
         self.visit(clients, pace, step, is_end, None)?;
         if self.from_now {
-            self.check_low(clients)?;
+            self.check_extents(clients)?;
             self.ledger.settle();
         }
-        self.check_size(pace)?;
-        Ok(self.ledger.report())
+        let report = self.ledger.report();
+        match report.is_clean() {
+            true => self.check_size(pace).map(|()| report),
+            false => Ok(report),
+        }
     }
 
     /// Reads the source: all of it, or what its group has completed.
@@ -462,7 +474,24 @@ impl PipelineAudit {
             ..
         } = self;
         let is_read = |(topic, _): &Partition| roles.get(topic).is_some_and(&is_read);
+        if !self.from_now {
+            // Retention goes on.
+            let topics: Vec<Arc<str>> = roles
+                .keys()
+                .filter(|topic| is_read(&((*topic).clone(), 0)))
+                .cloned()
+                .collect();
+            for (partition, extent) in clients.reader.extents(&topics).map_err(failed(step))? {
+                let next = next.entry(partition).or_insert(extent.low);
+                *next = extent.low.max(*next);
+            }
+        }
+        let (max, mut is_full) = (pace.max_kept, false);
         let read = clients.read(next, is_read, ends, pace, |record| {
+            if ledger.len() / 2 >= max {
+                is_full = true;
+                return;
+            }
             let unread = || positions.is_unread(&record.position);
             match roles.get(&record.position.topic) {
                 Some(TopicRole::Output) => ledger.output(record),
@@ -475,14 +504,21 @@ impl PipelineAudit {
                 None => {}
             }
         });
-        read.map_err(failed(step))
+        read.map_err(failed(step))?;
+        if is_full { Err(Fault::Full(max)) } else { Ok(()) }
     }
 
-    /// Whether records were deleted while they were read.
-    fn check_low(&self, clients: &Clients) -> Result<(), Fault> {
+    /// Whether partitions were added, or records deleted, during the pass.
+    fn check_extents(&self, clients: &Clients) -> Result<(), Fault> {
         let topics: Vec<Arc<str>> = self.roles.keys().cloned().collect();
         let extents = clients.reader.extents(&topics);
         let extents = extents.map_err(failed("read the ends of the topics"))?;
+        if extents
+            .keys()
+            .any(|partition| !self.begins.contains_key(partition))
+        {
+            return Err(Fault::Grown);
+        }
         let cut = extents.iter().find(|(partition, extent)| {
             let begin = self.begins.get(*partition);
             begin.is_some_and(|begin| is_cut(&self.roles, partition, extent, *begin))
@@ -522,10 +558,10 @@ fn is_cut(roles: &HashMap<Arc<str>, TopicRole>, partition: &Partition, extent: &
 
 #[cfg(test)]
 mod tests {
+    use redeliver_core::Headers;
     use redeliver_core::headers::{
         ORIGINAL_OFFSET, ORIGINAL_PARTITION, ORIGINAL_TOPIC, PIPELINE, RETRY_COUNT,
     };
-    use redeliver_core::{Headers, Position};
 
     use super::*;
 

@@ -131,6 +131,8 @@ pub struct Auditor {
     /// The ids of the scheduler's topics, and the next offset of each partition.
     ids: BTreeMap<String, TopicId>,
     next: Offsets,
+    /// Whether something could not be read in the last pass.
+    has_failed: bool,
 }
 
 impl Auditor {
@@ -155,6 +157,7 @@ impl Auditor {
             from_now,
             ids: BTreeMap::new(),
             next: Offsets::new(),
+            has_failed: false,
         })
     }
 
@@ -166,22 +169,34 @@ impl Auditor {
         pace: &mut Pace<'_>,
         mut found: impl FnMut(&mut PipelineAudit, Result<Report, Fault>),
     ) {
+        if std::mem::take(&mut self.has_failed)
+            && let Ok(reader) = TopicReader::new(&self.clients.settings, &[])
+        {
+            // With the credentials that the files contain now.
+            self.clients.reader = reader;
+        }
+        let mut has_failed = false;
+        let mut found = |audit: &mut PipelineAudit, result: Result<Report, Fault>| {
+            has_failed |= matches!(result, Err(Fault::Read { .. }));
+            found(audit, result);
+        };
         let pipelines: Vec<Pipeline> = audits.iter().map(|audit| audit.pipeline.clone()).collect();
         let roles = self.clients.surveyor.roles(&pipelines).map_err(Arc::new);
         let mut roles = roles.map(Vec::into_iter);
         let scheduler = self.begin_scheduler(audits);
         let mut begun = Vec::new();
         for audit in &mut *audits {
-            let result = match (&mut roles, &scheduler) {
-                (Err(error), _) => Err(failed("list the retry topics")(error.clone())),
+            let roles = match &mut roles {
+                Ok(roles) => Ok(roles.next().unwrap_or_default()),
+                Err(error) => Err(error.clone()),
+            };
+            let result = match (roles, &scheduler) {
+                (Err(error), _) => Err(failed("list the retry topics")(error)),
                 (_, Err(error)) if audit.waits_long() => {
                     Err(failed("read the ends of the scheduler's topics")(error.clone()))
                 }
                 (_, Ok(false)) if audit.reads_scheduler() => Err(Fault::Changed),
-                (Ok(roles), _) => {
-                    let roles = roles.next().unwrap_or_default();
-                    audit.begin(&self.clients, roles, now)
-                }
+                (Ok(roles), _) => audit.begin(&self.clients, roles, now),
             };
             begun.push(result.is_ok());
             if let Err(fault) = result {
@@ -192,7 +207,7 @@ impl Auditor {
         let mut kept: Vec<usize> = audits.iter().map(PipelineAudit::kept).collect();
         for (index, audit) in audits.iter_mut().enumerate().filter(|(index, _)| begun[*index]) {
             if (pace.stop)() {
-                return;
+                break;
             }
             kept[index] = 0;
             pace.kept_by_others = kept.iter().sum();
@@ -207,6 +222,7 @@ impl Auditor {
             found(audit, result);
             kept[index] = audit.kept();
         }
+        self.has_failed = has_failed;
     }
 
     /// Decides where to begin with partitions of the scheduler that are new. Returns false if a topic was created again.
@@ -232,7 +248,8 @@ impl Auditor {
         let begins_now = self.from_now && self.next.is_empty();
         for (partition, Extent { low, end }) in extents {
             let begin = if begins_now { end } else { low };
-            self.next.entry(partition).or_insert(begin);
+            let next = self.next.entry(partition).or_insert(begin);
+            *next = low.max(*next);
         }
         self.ids = ids;
         Ok(!is_new)

@@ -46,6 +46,8 @@ const ALL_TIMEOUT: Duration = Duration::from_secs(600);
 const MIN_PAUSE: Duration = Duration::from_secs(1);
 /// A pause is this many times as long as the look before it, so that looks do not load the brokers.
 const PAUSE_FACTOR: u32 = 10;
+/// Also after a look that has waited for the index.
+const MAX_PAUSE: Duration = Duration::from_secs(10);
 
 /// A topic that must be empty, or in which no record may be due soon.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -291,7 +293,7 @@ impl IdleWatch {
                     }
                 }
             }
-            let pause = MIN_PAUSE.max(began.elapsed() * PAUSE_FACTOR);
+            let pause = (began.elapsed() * PAUSE_FACTOR).clamp(MIN_PAUSE, MAX_PAUSE);
             tokio::select! {
                 () = tokio::time::sleep(pause) => {}
                 () = self.shutdown.cancelled() => return,

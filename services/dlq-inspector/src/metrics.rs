@@ -375,12 +375,9 @@ impl Metrics {
         let label = PipelineLabel {
             pipeline: pipeline.to_owned(),
         };
-        let Some(as_of) = &audit.as_of else {
-            self.audit_as_of.remove(&label);
-            self.audit_defects.remove(&label);
-            return;
-        };
-        self.audit_as_of.get_or_create(&label).set(as_of.seconds);
+        if let Some(as_of) = &audit.as_of {
+            self.audit_as_of.get_or_create(&label).set(as_of.seconds);
+        }
         let defects = audit.defects.iter().map(|defect| defect.count).sum();
         self.audit_defects.get_or_create(&label).set(saturating(defects));
     }

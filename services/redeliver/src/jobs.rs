@@ -175,7 +175,7 @@ const APPS: [Column<Application>; 7] = [
     ("app", |app, _| app.name.text()),
     ("topic", |app, _| app.topic.text()),
     ("state", |app, _| {
-        Some(if app.paused { "paused" } else { "running" }.to_owned())
+        Some(if app.paused? { "paused" } else { "running" }.to_owned())
     }),
     ("rate/s", |app, _| app.rate_per_second.text()),
     ("max waiting", |app, _| app.max_waiting.text()),

@@ -74,8 +74,8 @@ struct ListArgs {
         hide_possible_values = true
     )]
     sort: Sort,
-    /// Maximum number of records; each 1000 are a scan
-    #[arg(long, value_name = "N", default_value_t = 50, value_parser = clap::value_parser!(u32).range(1..))]
+    /// Maximum number of records, up to 20000; every 1000 need another scan
+    #[arg(long, value_name = "N", default_value_t = 50, value_parser = clap::value_parser!(u32).range(1..=20_000))]
     limit: u32,
     #[command(flatten)]
     output: OutputArgs,

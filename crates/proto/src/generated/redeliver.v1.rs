@@ -5938,10 +5938,10 @@ pub struct Application {
     /// The topic to which its jobs are dispatched.
     #[prost(string, tag = "2")]
     pub topic: ::prost::alloc::string::String,
-    /// Its jobs are accepted, and none is dispatched.
-    #[prost(bool, tag = "3")]
-    pub paused: bool,
-    /// How many of its jobs are dispatched per second at most, by all schedulers together. If not set, there is no limit.
+    /// Its jobs are accepted, and none is dispatched. Not set without the scope control:read for it.
+    #[prost(bool, optional, tag = "3")]
+    pub paused: ::core::option::Option<bool>,
+    /// How many of its jobs are dispatched per second at most, by all schedulers together. If not set, there is no limit, or `paused` is not set either.
     #[prost(double, optional, tag = "4")]
     pub rate_per_second: ::core::option::Option<f64>,
     /// How many of its jobs may wait at most. If not set, there is no limit.
@@ -10150,7 +10150,7 @@ pub struct TraceStep {
     #[prost(string, repeated, tag = "17")]
     pub edited: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
 }
-/// Which records come first. Those that do not say it are last.
+/// Which records come first. Records without this value are last.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, ::prost::Enumeration)]
 #[repr(i32)]
 pub enum WaitingOrder {

@@ -50,7 +50,12 @@ struct AppRow {
 
 impl AppRow {
     fn state(&self) -> &'static str {
-        if self.app.paused { "paused" } else { "running" }
+        match self.app.paused {
+            Some(true) => "paused",
+            Some(false) => "running",
+            // Only for those who may see controls.
+            None => "not shown",
+        }
     }
 }
 

@@ -106,10 +106,11 @@ impl Api {
                 return Err(invalid("order", problem, "FILTER_INVALID", []));
             }
         };
-        let query = query_hash(&["waiting", &format!("{order:?} {:?}", request.filter)]);
+        let filter = request.filter.unwrap_or_default();
+        let query = query_hash(&["waiting", &format!("{order:?} {filter:?}")]);
         let after = WaitingToken::decode(query, &request.page_token)?;
         let limit = page_size(request.limit)?;
-        let selection = self.waiting_selection(viewer, request.filter.unwrap_or_default())?;
+        let selection = self.waiting_selection(viewer, filter)?;
         let topics = selection.pipelines.iter().map(Pipeline::dead_letter_topic);
         let keys: Vec<bool> = topics
             .map(|topic| viewer.sees_payloads(&topic) && !viewer.mask(&topic).has_key())

@@ -30,6 +30,8 @@ pub(crate) struct Status {
     passed: Option<Passed>,
     /// Since when, and why, it stays unknown what has become of some records.
     missed: Option<(Timestamp, String)>,
+    /// What was found before the audit began again.
+    earlier: Vec<v1::PipelineDefect>,
 }
 
 #[derive(Debug)]
@@ -59,7 +61,7 @@ impl Status {
             Ok(report) => {
                 self.problem.clear();
                 match self.missed.clone() {
-                    _ if !report.is_clean() => self.enter(State::NotClean, at),
+                    _ if !report.is_clean() || !self.earlier.is_empty() => self.enter(State::NotClean, at),
                     Some((missed_at, problem)) => {
                         self.problem = problem;
                         self.enter(State::Unknown, missed_at);
@@ -72,11 +74,8 @@ impl Status {
                     report,
                 });
             }
-            Err(Fault::Stopped) => {}
-            Err(Fault::Changed) => {
-                self.passed = None;
-                self.enter(State::Reading, at);
-            }
+            Err(Fault::Grown | Fault::Stopped) => {}
+            Err(Fault::Changed) => self.begin_again(State::Reading, at),
             Err(fault @ (Fault::Read { .. } | Fault::Compacted(_))) => {
                 self.problem = bounded_text(&error_chain(&fault), MAX_TEXT);
                 if self.passed.is_none() {
@@ -85,11 +84,36 @@ impl Status {
             }
             Err(fault @ (Fault::Cut(_) | Fault::Full(_))) => {
                 self.problem = bounded_text(&error_chain(&fault), MAX_TEXT);
-                self.passed = None;
-                self.enter(State::Unknown, at);
+                self.begin_again(State::Unknown, at);
                 self.missed.get_or_insert((at, self.problem.clone()));
             }
         }
+    }
+
+    /// What was found stays known.
+    fn begin_again(&mut self, state: State, at: Timestamp) {
+        if let Some(passed) = self.passed.take() {
+            self.earlier = self.defects(Some(&passed));
+        }
+        if self.earlier.is_empty() {
+            self.enter(state, at);
+        }
+    }
+
+    fn defects(&self, passed: Option<&Passed>) -> Vec<v1::PipelineDefect> {
+        let mut defects = self.earlier.clone();
+        let found = passed.map(|passed| passed.report.defects());
+        for (kind, findings) in found
+            .into_iter()
+            .flatten()
+            .filter(|(_, findings)| !findings.is_empty())
+        {
+            match defects.iter_mut().find(|defect| defect.kind == kind) {
+                Some(defect) => defect.count += findings.count,
+                None => defects.push(defect(kind, findings)),
+            }
+        }
+        defects
     }
 
     fn enter(&mut self, state: State, at: Timestamp) {
@@ -132,10 +156,8 @@ impl Status {
             message.dead = report.dead;
             message.waiting = report.waiting.total();
             message.uncounted = report.uncounted;
-            let defects = report.defects().into_iter();
-            let defects = defects.filter(|(_, findings)| !findings.is_empty());
-            message.defects = defects.map(|(kind, findings)| defect(kind, findings)).collect();
         }
+        message.defects = self.defects(self.passed.as_ref());
         message
     }
 }
@@ -263,11 +285,22 @@ mod tests {
     #[test]
     fn audit_begins_again() {
         let mut status = Status::default();
-        status.add(at(1), None, Ok(lost(1)));
+        status.add(at(1), None, Ok(lost(0)));
         status.add(at(2), None, Err(Fault::Changed));
         assert_eq!(known(&status), (State::Reading, None));
-        assert!(status.message(at(0)).defects.is_empty());
         status.add(at(3), None, Err(Fault::Full(7)));
         assert_eq!(known(&status), (State::Unknown, Some(3)));
+    }
+
+    #[test]
+    fn defects_stay_known() {
+        let mut status = Status::default();
+        status.add(at(1), None, Ok(lost(1)));
+        for (time, result) in [(2, Err(Fault::Changed)), (3, Ok(lost(0))), (4, Ok(lost(2)))] {
+            let sum = result.as_ref().map_or(0, |report: &Report| report.lost.count);
+            status.add(at(time), None, result);
+            assert_eq!(known(&status), (State::NotClean, Some(1)));
+            assert_eq!(status.message(at(time)).defects[0].count, 1 + sum);
+        }
     }
 }

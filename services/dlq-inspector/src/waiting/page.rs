@@ -9,7 +9,7 @@ use redeliver_core::{Position, Timestamp};
 use super::Place;
 use super::facts::Facts;
 
-/// Which records come first. Those that do not say it are last.
+/// Which records come first. Records without this value are last.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum Order {
     /// Those that are due first.

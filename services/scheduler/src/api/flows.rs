@@ -56,11 +56,12 @@ impl<I: Index> Jobs<I> {
         let of_config = of_config.filter(|(name, _)| caller.may(Area::Jobs, Verb::Read, Some(name)));
         let mut apps: BTreeMap<&str, v1::Application> = of_config
             .map(|(name, topic)| {
+                let sees_control = caller.may(Area::Control, Verb::Read, Some(name));
                 let app = v1::Application {
                     name: name.clone(),
                     topic: topic.to_string(),
-                    paused: states.is_paused(name),
-                    rate_per_second: states.rates.get(name).copied(),
+                    paused: sees_control.then(|| states.is_paused(name)),
+                    rate_per_second: states.rates.get(name).copied().filter(|_| sees_control),
                     max_waiting: self.max_waiting.get(name.as_str()).copied(),
                     ..v1::Application::default()
                 };
@@ -89,10 +90,11 @@ impl<I: Index> Jobs<I> {
     ) -> Result<Option<String>, RequestError> {
         let apps = self.app_states.current();
         let shards = self.flows(until).await?;
-        if let Some(flow) = shards.iter().flatten().find(|scan| !is_paused(&scan.flow, &apps)) {
-            let what = match &*flow.flow.app {
+        if let Some(scan) = shards.iter().flatten().find(|scan| !is_paused(&scan.flow, &apps)) {
+            let what = match &*scan.flow.app {
                 "" => "recurring schedules".to_owned(),
-                app => format!("jobs of `{app}`"),
+                app if is_of_jobs(&scan.flow) => format!("jobs of `{app}`"),
+                pipeline => format!("long waits of pipeline `{pipeline}`"),
             };
             return Ok(Some(format!("{what} are due, or will be within the duration")));
         }

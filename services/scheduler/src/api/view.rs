@@ -174,9 +174,10 @@ impl From<v1::Stats> for StatsView {
 pub(crate) struct ApplicationView {
     name: String,
     topic: String,
-    /// Its jobs are accepted, and none is dispatched.
-    paused: bool,
-    /// How many of its jobs are dispatched per second at most, by all schedulers together.
+    /// Its jobs are accepted, and none is dispatched. Missing without the scope `control:read` for it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    paused: Option<bool>,
+    /// How many of its jobs are dispatched per second at most, by all schedulers together. Missing if there is no limit, or without the scope `control:read`.
     #[serde(skip_serializing_if = "Option::is_none")]
     rate_per_second: Option<f64>,
     /// How many of its jobs may wait at most.
