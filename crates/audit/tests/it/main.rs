@@ -3,11 +3,12 @@
 mod plant;
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 use std::time::Duration;
 
 use redeliver_audit::{AuditOptions, Auditor, Fault, Findings, Pace, PipelineAudit, Report, audit};
 use redeliver_core::pipeline::ReturnTo;
-use redeliver_core::{HandlerChanges, Output, Timestamp};
+use redeliver_core::{HandlerChanges, Output, SchedulerTopics, Timestamp};
 use redeliver_testkit::{DEADLINE, eventually};
 
 use crate::plant::{Plant, Stage, Word, change_headers};
@@ -244,4 +245,54 @@ fn changes_begin_an_audit_again() {
         let report = passes.pass();
         assert!(report.is_clean() && report.source == 0, "{report}");
     }
+}
+
+/// The scheduler's topics do not exist.
+#[test]
+fn failing_audit_does_not_affect_others() {
+    let mut waiting = Plant::new("audit-waiting", ReturnTo::Due);
+    let missing: Arc<str> = format!("{}-missing", waiting.pipeline.name).into();
+    waiting.pipeline.long_waits = Some(missing.clone());
+    let mut plain = Plant::new("audit-plain", ReturnTo::Due);
+    let topics = SchedulerTopics {
+        ingest: missing.clone(),
+        state: missing.clone(),
+        dlq: missing.clone(),
+        answers: missing,
+        apps: Vec::new(),
+    };
+    let scheduler = Some(("scheduler".to_owned(), topics));
+    let mut auditor = Auditor::new(&plain.settings, scheduler, true).unwrap();
+    let pipelines = [&waiting, &plain].map(|plant| plant.pipeline.clone());
+    let names = pipelines.clone().map(|pipeline| pipeline.name.to_string());
+    let mut audits = pipelines.map(|pipeline| PipelineAudit::from_now(pipeline, HandlerChanges::Nothing));
+    let mut pass = || {
+        let mut results = BTreeMap::new();
+        let stop = || false;
+        let mut pace = Pace::new(Duration::from_secs(30), &stop);
+        auditor.pass(
+            &mut audits,
+            Timestamp::from_millis(0),
+            &mut pace,
+            |audit, result| {
+                results.insert(audit.name().to_owned(), result);
+            },
+        );
+        let [failed, found] = names.each_ref().map(|name| results.remove(name).unwrap());
+        assert!(matches!(failed, Err(Fault::Read { .. })), "{failed:?}");
+        found.unwrap()
+    };
+    assert!(pass().is_clean());
+    plain.produce(&["fine", "dead"]);
+    plain.start(Stage::Worker, |_, _, _| {});
+    eventually("all records have ended", DEADLINE, || {
+        let report = pass();
+        let has_ended = (report.output, report.dead) == (1, 1);
+        if has_ended {
+            Ok(())
+        } else {
+            Err(report.to_string())
+        }
+    });
+    plain.stop();
 }
