@@ -109,6 +109,7 @@ config:
   retired:
     previous: { retry: { tiers: [2m] }, http: { url: "http://endpoint/" } }
   redis: { url: "rediss://:$(REDIS_PASSWORD)@redis:6379" }
+  lake: { location: "s3://bucket/redeliver", flush_interval: 5m }
   admin: { listen: "[::]:9999" }
   shutdown: { grace: 90s }
 kafka:
@@ -156,6 +157,7 @@ console:
   ingress: { host: console.example.org, className: nginx, tlsSecret: console-public, annotations: { a: b } }
   service: { annotations: { a: b } }
   podLabels: { g: h }
+lake: { enabled: true, extraEnv: [{ name: AWS_REGION, value: eu-central-1 }], podLabels: { g: h } }
 autoscaling:
   prometheus: { serverAddress: "http://prometheus", authModes: bearer, authenticationRef: { name: prometheus } }
 podAnnotations: { c: d }
@@ -250,6 +252,8 @@ if render --set dlqInspector.api.tokenSecret.name=token --set dlqInspector.api.t
 else
     pass
 fi
+contains "a lake" "name: test-redeliver-lake" --set lake.enabled=true --set config.lake.location=s3://bucket/redeliver
+refused "config.lake.location: is missing" --set lake.enabled=true
 contains "grace is longer than the shutdown's" "terminationGracePeriodSeconds: 100" --values "$work/all.yaml"
 
 console=(--set console.enabled=true --set dlqInspector.api.tokenSecret.name=token --set console.ingress.host=console.example.org

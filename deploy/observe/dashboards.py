@@ -361,9 +361,16 @@ def overview():
               f"max by (service, instance, instance_name, version, commit) (redeliver_build_info{{{INSTANCE}}})",
               ["service", "instance", "instance_name", "version", "commit"], width=8),
     ]
+    lake = [
+        graph("Rows", "Rows per second that the lake appended to its tables.", rate("redeliver_lake_rows_total", INSTANCE, "table"), unit="cps"),
+        graph("Not in tables yet", "Records that the lake has not appended, including markers of transactions.",
+              total("redeliver_lake_lag_records", INSTANCE, "topic", "max")),
+        graph("Appends that failed", "Attempts per second that did not append rows. None of them loses or duplicates rows.",
+              rate("redeliver_lake_commits_total", f'{INSTANCE}, outcome!="committed"', "table, outcome"), unit="cps"),
+    ]
     return dashboard("overview", "Overview", "The state of all services.", ["instance"], [
         ("Now", now), ("Pipelines", pipelines), ("Tiers", tiers), ("Scheduler", jobs), ("Dead letters", dead_letters),
-        ("Processes", processes)])
+        ("Processes", processes), ("Lake (optional)", lake)])
 
 
 def pipeline():

@@ -72,6 +72,14 @@ impl Follower {
         Self::with(settings, waker, "earliest", judge)
     }
 
+    /// As [`Follower::new`], but skips nothing: a partition without the given offset is refused, see [`is_out_of_range`], until it is followed from another one.
+    ///
+    /// # Errors
+    /// If the client cannot be created from its configuration.
+    pub fn strict(settings: &KafkaSettings, waker: Waker) -> Result<Self, ReadError> {
+        Self::with(settings, waker, "error", judge)
+    }
+
     fn with(settings: &KafkaSettings, waker: Waker, reset: &str, judge: Judge) -> Result<Self, ReadError> {
         let renewal = Renewal::new(settings, "follower");
         let mut config = settings.reader("read_committed");
@@ -249,6 +257,13 @@ impl Follower {
         })?;
         next
     }
+}
+
+/// Whether a partition is refused because it does not have the offset from which it was to be followed.
+#[must_use]
+pub fn is_out_of_range(error: RDKafkaErrorCode) -> bool {
+    use RDKafkaErrorCode as Code;
+    matches!(error, Code::OffsetOutOfRange | Code::AutoOffsetReset)
 }
 
 /// Whether an error concerns only its partition. Returns fatal errors. The client recovers from all others by itself.

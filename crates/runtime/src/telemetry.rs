@@ -93,6 +93,9 @@ pub fn init(config: &TelemetryConfig, identity: Identity<'_>) -> Result<Telemetr
     Ok(guard)
 }
 
+/// Libraries whose level `info` is about each of their calls.
+const LOUD: &str = "delta_kernel";
+
 /// What writes logs to stderr and exports spans. Traces are disabled if no endpoint is configured. Must be called within a tokio runtime.
 ///
 /// # Errors
@@ -154,8 +157,12 @@ fn provider(
 }
 
 fn filter(origin: &'static str, directives: &str) -> Result<EnvFilter, TelemetryError> {
+    let level = match directives.trim() {
+        "info" => format!("info,{LOUD}=warn"),
+        others => others.to_owned(),
+    };
     EnvFilter::builder()
-        .parse(directives)
+        .parse(level)
         .map_err(|source| TelemetryError::Level {
             origin,
             directives: directives.to_owned(),

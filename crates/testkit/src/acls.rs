@@ -1,4 +1,4 @@
-//! A Kafka with an authorizer, whose topics a test makes read-only and writable again.
+//! A Kafka with an authorizer, whose topics a test makes read-only or invisible, and back.
 
 use anyhow::Result;
 
@@ -13,8 +13,12 @@ const NO_WRITES: Acl = Acl {
     operation: 4,
     permission: 2,
 };
+const NO_DESCRIPTION: Acl = Acl {
+    operation: 8,
+    permission: 2,
+};
 
-/// The settings of a Kafka that permits everything, apart from what [`deny_writes`] denies.
+/// The settings of a Kafka that permits everything, apart from what functions such as [`deny_writes`] deny.
 pub const AUTHORIZER: [(&str, &str); 2] = [
     (
         "authorizer.class.name",
@@ -47,4 +51,21 @@ pub fn deny_writes(brokers: &str, topic: &str) -> Result<()> {
 /// If the broker refuses.
 pub fn permit_writes(brokers: &str, topic: &str) -> Result<()> {
     delete_acl(brokers, topic, &NO_WRITES)
+}
+
+/// Denies everybody to see that a topic exists. Who knows it can go on reading it.
+///
+/// # Errors
+/// If the broker refuses.
+pub fn hide(brokers: &str, topic: &str) -> Result<()> {
+    create_acl(brokers, topic, &EVERYTHING)?;
+    create_acl(brokers, topic, &NO_DESCRIPTION)
+}
+
+/// Permits to see a topic again.
+///
+/// # Errors
+/// If the broker refuses.
+pub fn show(brokers: &str, topic: &str) -> Result<()> {
+    delete_acl(brokers, topic, &NO_DESCRIPTION)
 }

@@ -6,7 +6,7 @@
 //!
 //! | module | idea |
 //! |---|---|
-//! | [`acls`] | a Kafka whose topics become read-only |
+//! | [`acls`] | a Kafka whose topics become read-only or invisible |
 //! | [`addresses`](mod@addresses) | the addresses of the shared Kafka and Redis |
 //! | [`services_file`] | what `cargo xtask services up` started and left running |
 //! | [`unique`](mod@unique) | names and delays that no other test uses |

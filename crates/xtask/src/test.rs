@@ -19,6 +19,11 @@ use crate::summary::{Crashes, Summary};
 /// How many tests of a binary run at the same time.
 const TEST_THREADS: &str = "RUST_TEST_THREADS";
 
+/// The optional program, whose dependencies are large. If it were built with the others, it would change the features of the dependencies of all.
+const LAKE: &str = "redeliver-lake";
+/// All other packages.
+pub(crate) const OTHERS: [&str; 3] = ["--workspace", "--exclude", LAKE];
+
 #[derive(clap::Args)]
 pub(crate) struct Arguments {
     /// Also run tests that take longer than a minute and, if all tests are run, check that they catch each planted defect
@@ -89,7 +94,7 @@ fn build_and_test(
     // Tests run the binaries of all packages, and `cargo test` builds only those of the tested package. All packages at once, so that
     // both commands select the same features.
     let mut build = cargo();
-    build.args(["build", "--workspace", "--bins"]);
+    build.args(["build", "--bins"]).args(OTHERS);
     build.args((!selects_packages(for_cargo)).then_some("--tests"));
     build.args(if release {
         &["--release"][..]
@@ -102,12 +107,11 @@ fn build_and_test(
     interrupt.check()?;
     let binaries = target_directory()?.join(if release { "release" } else { "debug" });
     let cores = std::thread::available_parallelism().map_or(1, NonZero::get);
-    let test = |selection: &[&str]| {
+    let test = |packages: &[&str], selection: &[&str]| {
         let mut test = cargo();
         // Without it, the first failing binary would end the run.
         test.args(["test", "--no-fail-fast"]);
-        test.args((!selects_packages(for_cargo)).then_some("--workspace"));
-        test.args(selection).args(for_cargo);
+        test.args(packages).args(selection).args(for_cargo);
         if arguments.long {
             test.args((!for_cargo.iter().any(|argument| argument == "--")).then_some("--"));
             test.arg("--include-ignored");
@@ -122,18 +126,26 @@ fn build_and_test(
         stream(test, interrupt)
     };
     if !for_cargo.is_empty() {
-        return test(&[]);
+        let selected = selects_packages(for_cargo);
+        return test(if selected { &[] } else { &OTHERS }, &[]);
     }
     // Side by side, because each binary ends with a few tests that leave a core idle. Both lanes take about the same time.
-    let in_order = |selections: &[&[&str]]| selections.iter().map(|selection| test(selection)).collect();
+    let in_order = |selections: &[&[&str]]| {
+        selections
+            .iter()
+            .map(|selection| test(&OTHERS, selection))
+            .collect()
+    };
     let (integration, others) = std::thread::scope(|scope| {
-        let integration = scope.spawn(|| test(&["--test", "it"]));
+        let integration = scope.spawn(|| test(&OTHERS, &["--test", "it"]));
         let others: Result<Vec<_>> = in_order(&[&["--test", "system"], &["--lib", "--bins"], &["--doc"]]);
         (integration.join().expect("it does not panic"), others)
     });
     let (status, mut summary) = integration?;
     let mut statuses = vec![status];
-    for (status, results) in others? {
+    // Without optimization of its dependencies, which would take longer than its tests.
+    let lake = test(&["--package", LAKE, "--profile", "dev"], &[])?;
+    for (status, results) in others?.into_iter().chain([lake]) {
         statuses.push(status);
         summary.add_results(results);
     }

@@ -15,7 +15,8 @@ use redeliver_runtime::config::{
 };
 use serde::{Deserialize, Serialize};
 
-pub(crate) use self::masking::{Expression, FieldPath, MaskingRule, Step};
+pub use self::masking::MaskingRule;
+pub(crate) use self::masking::{Expression, FieldPath, Step};
 pub use self::pipeline_audit::PipelineAuditConfig;
 pub use self::redrive::RedriveConfig;
 pub(crate) use self::schema_registry::SchemaRegistryConfig;
@@ -125,9 +126,20 @@ impl DlqInspectorConfig {
         if let Some(registry) = &self.schema_registry {
             findings.inside("schema_registry", |at| registry.check(at));
         }
-        masking::check(&self.masking, self.auth.has_scopes(), findings);
+        if !self.masking.is_empty() && !self.auth.has_scopes() {
+            findings.report(
+                "masking",
+                "hides nothing, because every caller has all scopes; set dlq_inspector.auth",
+            );
+        }
+        self.check_letters(findings);
         self.redrive.check(findings);
         self.pipeline_audit.check(findings);
+    }
+
+    /// The part of [`Self::check`] about what other programs use: what dead letters are, and what is masked in them.
+    pub fn check_letters(&self, findings: &mut Findings<'_>) {
+        masking::check(&self.masking, findings);
         for topic in &self.topics {
             if !redeliver_core::pipeline::is_topic_name(&topic.replace('*', "x")) {
                 findings.report(

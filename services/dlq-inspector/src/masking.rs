@@ -18,7 +18,8 @@ use redeliver_core::pattern::matches;
 use crate::config::{Expression, FieldPath, MaskingRule};
 use crate::dialect::{self, Facts, Field};
 use crate::filter::{NumberField, Restriction, TextField};
-use text::{MASK, lower_case};
+pub use text::MASK;
+use text::lower_case;
 
 /// Headers that are longer than this are masked as a whole, if parts of them would be, in bytes. To find all matches of an expression can take a
 /// time that is quadratic in the length.
@@ -41,25 +42,26 @@ static QUOTED_RECORDS: LazyLock<Vec<Expression>> = LazyLock::new(|| {
 
 /// The rules of `dlq_inspector.masking`.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Masking {
+pub struct Masking {
     rules: Vec<MaskingRule>,
 }
 
 /// The rules for a topic.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Mask<'m>(Vec<&'m MaskingRule>);
+pub struct Mask<'m>(Vec<&'m MaskingRule>);
 
 /// Headers without what is masked.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct MaskedHeaders {
-    pub(crate) headers: Headers,
+pub struct MaskedHeaders {
+    /// The headers.
+    pub headers: Headers,
     /// The names of those that differ, each once.
-    pub(crate) masked: Vec<String>,
+    pub masked: Vec<String>,
 }
 
 /// A value without what is masked.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum MaskedValue<'m> {
+pub enum MaskedValue<'m> {
     /// With the paths that were found in it.
     Shown(Bytes, Vec<&'m FieldPath>),
     /// There are paths, and the value is not a JSON document in which they can be found.
@@ -76,7 +78,9 @@ pub(crate) enum Fact {
 }
 
 impl Masking {
-    pub(crate) fn new(rules: &[MaskingRule]) -> Self {
+    /// The rules of a configuration.
+    #[must_use]
+    pub fn new(rules: &[MaskingRule]) -> Self {
         let mut rules = rules.to_vec();
         for header in rules.iter_mut().flat_map(|rule| &mut rule.headers) {
             header.make_ascii_lowercase();
@@ -85,7 +89,8 @@ impl Masking {
     }
 
     /// The rules for a topic.
-    pub(crate) fn of(&self, topic: &str) -> Mask<'_> {
+    #[must_use]
+    pub fn of(&self, topic: &str) -> Mask<'_> {
         let applies = |rule: &&MaskingRule| rule.topics.iter().any(|pattern| matches(pattern, topic));
         Mask(self.rules.iter().filter(applies).collect())
     }
@@ -132,17 +137,20 @@ impl Masking {
 
 impl<'m> Mask<'m> {
     /// Whether nothing is masked.
-    pub(crate) fn is_empty(&self) -> bool {
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 
     /// Whether keys are masked.
-    pub(crate) fn has_key(&self) -> bool {
+    #[must_use]
+    pub fn has_key(&self) -> bool {
         self.0.iter().any(|rule| rule.key)
     }
 
     /// Whether fields of values are masked. The size of a value tells how long they are, or whether they are `true` or `false`.
-    pub(crate) fn has_fields(&self) -> bool {
+    #[must_use]
+    pub fn has_fields(&self) -> bool {
         self.paths().next().is_some()
     }
 
@@ -242,10 +250,8 @@ impl<'m> Mask<'m> {
     }
 
     /// Masks headers. All headers of the same name are masked.
-    pub(crate) fn headers<'h>(
-        &self,
-        headers: impl Iterator<Item = (&'h str, Option<&'h [u8]>)>,
-    ) -> MaskedHeaders {
+    #[must_use]
+    pub fn headers<'h>(&self, headers: impl Iterator<Item = (&'h str, Option<&'h [u8]>)>) -> MaskedHeaders {
         let expressions = self.expressions();
         let mut result = MaskedHeaders::default();
         for (name, value) in headers {
@@ -282,7 +288,8 @@ impl<'m> Mask<'m> {
     }
 
     /// Masks a value.
-    pub(crate) fn value(&self, value: Bytes) -> MaskedValue<'m> {
+    #[must_use]
+    pub fn value(&self, value: Bytes) -> MaskedValue<'m> {
         let paths: Vec<&FieldPath> = self.paths().collect();
         // An empty value says nothing.
         if paths.is_empty() || value.is_empty() {

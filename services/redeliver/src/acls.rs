@@ -43,7 +43,7 @@ struct RenderArgs {
     /// Name of the Kafka user, without `User:`
     #[arg(long, value_name = "NAME", default_value = "redeliver", value_parser = user_name)]
     user: String,
-    /// Only for these programs: scheduler, retry-tier, enricher, worker, dlq-inspector, redeliver (default: all)
+    /// Only for these programs: scheduler, retry-tier, enricher, worker, dlq-inspector, lake, redeliver (default: all)
     #[arg(
         long,
         value_enum,

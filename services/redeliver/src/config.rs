@@ -17,6 +17,7 @@ pub(crate) struct Sections {
     redis: redeliver_scheduler::index::redis::RedisConfig,
     pub(crate) dlq_inspector: redeliver_dlq_inspector::DlqInspectorConfig,
     pub(crate) console: redeliver_console::ConsoleConfig,
+    lake: redeliver_lake::LakeConfig,
 }
 
 impl OwnSections for Sections {
@@ -27,6 +28,7 @@ impl OwnSections for Sections {
         findings.inside("redis", |at| self.redis.check(at));
         findings.inside("dlq_inspector", |at| self.dlq_inspector.check(at));
         findings.inside("console", |at| self.console.check(at));
+        findings.inside("lake", |at| self.lake.check(at));
     }
 }
 

@@ -1,11 +1,12 @@
 //! `redeliver dev`: all services in this process on an embedded broker, with demonstration data.
 
 mod endpoint;
+mod lake;
 mod narrator;
 
 use std::fmt;
 use std::net::SocketAddr;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -26,6 +27,7 @@ use redeliver_service::host::Host;
 use tokio::time::MissedTickBehavior;
 use tokio_util::sync::CancellationToken;
 
+use self::lake::Lake;
 use self::narrator::{Narrator, Totals};
 use crate::acls::all_topics;
 use crate::config::Config;
@@ -42,6 +44,9 @@ pub(crate) struct DevArgs {
     /// Address of the console on this machine; if it is in use, a free port is chosen
     #[arg(long, default_value = "127.0.0.1:8484", value_parser = loopback)]
     console: SocketAddr,
+    /// Also append to Delta tables in this directory, with the program redeliver-lake beside this one
+    #[arg(long, value_name = "DIRECTORY")]
+    lake: Option<PathBuf>,
     /// Log level: error, warn, info, debug or directives
     #[arg(long, default_value = "error")]
     log: String,
@@ -53,6 +58,7 @@ impl Default for DevArgs {
             rate: 2.0,
             admin: SocketAddr::from(([127, 0, 0, 1], 9464)),
             console: SocketAddr::from(([127, 0, 0, 1], 8484)),
+            lake: None,
             log: "error".to_owned(),
         }
     }
@@ -94,6 +100,7 @@ pub(crate) fn main(args: DevArgs) -> ExitCode {
 
 async fn run(args: DevArgs) -> anyhow::Result<()> {
     let began = Instant::now();
+    let lake = args.lake.as_deref().map(Lake::new).transpose()?;
     let endpoint = Listener::bind("demo endpoint", ([127, 0, 0, 1], 0).into())?;
     let defaults = Config::default();
     let admin = bind_or_free_port("admin.listen", args.admin)?;
@@ -165,6 +172,13 @@ async fn run(args: DevArgs) -> anyhow::Result<()> {
     host.tasks
         .spawn("demo-endpoint", endpoint::serve(endpoint, stop.clone()));
     addresses.greet(&file);
+    if let Some(lake) = lake {
+        crate::say(format_args!(
+            "Delta tables are in {}; see docs/lake.md.\n",
+            lake.tables().display()
+        ));
+        host.tasks.spawn("lake", lake.run(file, stop.clone()));
+    }
     host.tasks
         .spawn("demo-producer", produce(kafka, args.rate, stop.clone()));
     host.tasks.spawn("summary", print_totals(totals.clone(), stop));

@@ -12,6 +12,7 @@ use serde_json::Value;
 
 use super::runner::Runner;
 use super::table::{Binary, Target};
+use crate::test::OTHERS;
 
 const BUILD_DIRECTORY: &str = "CARGO_BUILD_BUILD_DIR";
 
@@ -24,7 +25,7 @@ impl Binaries {
         let needed: BTreeSet<Binary> = needed.collect();
         let mut command = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
         // All packages: for some of them, Cargo would select other features and compile the dependencies again.
-        command.args(["test", "--no-run", "--quiet", "--workspace"]);
+        command.args(["test", "--no-run", "--quiet"]).args(OTHERS);
         command.args(["--message-format", "json-render-diagnostics"]);
         for target in needed.iter().map(|binary| binary.target).collect::<BTreeSet<_>>() {
             match target {

@@ -8,7 +8,7 @@ use redeliver_core::failure::printable;
 use crate::config::Expression;
 
 /// Stands for what is masked.
-pub(crate) const MASK: &str = "<masked>";
+pub const MASK: &str = "<masked>";
 
 /// In lower case, of ASCII letters.
 pub(crate) fn lower_case(name: &str) -> Cow<'_, str> {

@@ -34,6 +34,8 @@ pub(crate) enum Program {
     /// A worker with a handler of its own.
     Worker,
     DlqInspector,
+    /// The optional program, which only reads.
+    Lake,
     /// This command line.
     Redeliver,
 }
@@ -87,6 +89,7 @@ impl Permissions {
                 Program::Enricher => permissions.worker(config, &config.own.enricher.of(config, true)),
                 Program::Worker => permissions.worker(config, &config.own.worker.of(config, false)),
                 Program::DlqInspector => permissions.dlq_inspector(config),
+                Program::Lake => permissions.lake(config),
                 Program::Redeliver => permissions.redeliver(config),
             }
         }
@@ -239,24 +242,45 @@ impl Permissions {
             self.redrives(config);
         }
         self.scans(config);
-        let patterns = &settings.topics;
+        self.dead_letters(config, &OF_DEAD_LETTERS);
+        self.reader(config);
+    }
+
+    fn dead_letters(&mut self, config: &Config, operations: &[Operation]) {
+        let patterns = &config.own.dlq_inspector.topics;
         let selected = Patterns::new(patterns);
         for topic in dead_letter_topics(config) {
             if selected.matches(&topic) {
-                self.topic(&topic, &OF_DEAD_LETTERS);
+                self.topic(&topic, operations);
             }
         }
         for pattern in patterns {
             match pattern.split_once('*') {
-                None => self.topic(pattern, &OF_DEAD_LETTERS),
+                None => self.topic(pattern, operations),
                 Some((prefix, "")) if !prefix.is_empty() => {
-                    self.allow(Resource::Topic(Name::Prefix(prefix.to_owned())), &OF_DEAD_LETTERS);
+                    self.allow(Resource::Topic(Name::Prefix(prefix.to_owned())), operations);
                 }
                 Some(_) => {
                     self.patterns.insert(pattern.clone());
                 }
             }
         }
+    }
+
+    fn lake(&mut self, config: &Config) {
+        for pipeline in topics::pipelines(config) {
+            let outputs = pipeline.topics().into_iter();
+            for (topic, _) in outputs.filter(|(_, role)| *role == TopicRole::Output) {
+                self.topic(&topic, &[Operation::Read]);
+            }
+            let retries = Name::Prefix(format!("{}-retry-", pipeline.name));
+            self.allow(Resource::Topic(retries), &[Operation::Read]);
+        }
+        let state = config.scheduler.topics().state;
+        for topic in [ledger::TOPIC, &*config.audit_topic(), &*state] {
+            self.topic(topic, &[Operation::Read]);
+        }
+        self.dead_letters(config, &[Operation::Read]);
         self.reader(config);
     }
 

@@ -88,6 +88,24 @@ fn with_tables(metrics: &BTreeMap<String, Metric>) -> String {
     page
 }
 
+/// The metrics of the lake, whose own test compares its page with what it exports.
+fn metrics_of_lake() -> String {
+    let page = include_str!("../../../../docs/lake.md");
+    let rows = page
+        .lines()
+        .filter_map(|line| line.strip_prefix("| `redeliver_lake_"));
+    let metrics = rows.map(|row| {
+        let (name, rest) = row.split_once("` | ").unwrap();
+        let labels = rest.split('|').next().unwrap().trim().split(", ");
+        let labels = labels
+            .filter(|label| !label.is_empty())
+            .map(|label| format!("{label}=\"\","));
+        let labels = labels.collect::<String>();
+        format!("# TYPE redeliver_lake_{name} gauge\nredeliver_lake_{name}{{{labels}}} 1\n")
+    });
+    metrics.collect()
+}
+
 /// The tables of the docs have exactly the metrics of all services after a job and records with every outcome, and so have
 /// the alerts and dashboards. At the end, each service logs its totals.
 #[test]
@@ -141,6 +159,8 @@ fn docs_list_exactly_exported_metrics() {
         }
     });
     let observe = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../deploy/observe");
+    let lake = directory.join("metrics-lake");
+    std::fs::write(&lake, metrics_of_lake()).unwrap();
     eventually("alerts and dashboards name only these metrics", DEADLINE, || {
         let mut check = Command::new(observe.join("check.py"));
         for (number, service) in running.iter_mut().enumerate() {
@@ -148,6 +168,7 @@ fn docs_list_exactly_exported_metrics() {
             std::fs::write(&file, service.get("/metrics").1).unwrap();
             check.arg(file);
         }
+        check.arg(&lake);
         run(&mut check)
     });
     let indexed = "redeliver_dlq_indexed_total";

@@ -212,5 +212,5 @@ fn compose_services_read_environment_file() {
         assert_eq!(service["env_file"], expected, "{name}");
         count += 1;
     }
-    assert_eq!(count, 8);
+    assert_eq!(count, 9);
 }

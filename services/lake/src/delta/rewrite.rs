@@ -1,0 +1,226 @@
+//! Files of a table that are replaced by others: by one with the same rows, or with fewer.
+
+use std::collections::BTreeSet;
+
+use delta_kernel::arrow::array::{Array as _, AsArray as _, RecordBatch};
+use delta_kernel::arrow::compute::concat_batches;
+use delta_kernel::committer::FileSystemCommitter;
+use delta_kernel::engine::arrow_data::{ArrowEngineData, EngineDataArrowExt};
+use delta_kernel::engine_data::FilteredEngineData;
+use delta_kernel::expressions::Scalar;
+use delta_kernel::schema::PrimitiveType;
+use delta_kernel::transaction::{CommitResult, UpdateTableOperation};
+use delta_kernel::{Engine as _, FileMeta, KernelResult, SnapshotRef};
+use delta_kernel_default_engine::build_add_file_metadata;
+use delta_kernel_default_engine::parquet::DataFileMetadata;
+use redeliver_core::Timestamp;
+use redeliver_kafka::fault;
+use url::Url;
+
+use super::{DeltaTable, ENGINE, File, TableError};
+use crate::appender::Table as _;
+use crate::schema::DAY;
+
+/// How often a commit is tried again because somebody else was first.
+const ATTEMPTS: u32 = 20;
+
+/// A file of a snapshot.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct LiveFile {
+    pub(crate) meta: FileMeta,
+    pub(crate) rows: u64,
+    /// In days since 1970.
+    pub(crate) day: i32,
+}
+
+/// The files of a snapshot, and what the log says about them.
+#[derive(Default)]
+pub(crate) struct Live {
+    pub(crate) files: Vec<LiveFile>,
+    log: Vec<(RecordBatch, Vec<bool>)>,
+}
+
+impl Live {
+    fn has(&self, location: &Url) -> bool {
+        self.files.iter().any(|file| file.meta.location == *location)
+    }
+}
+
+/// What replaces files.
+pub(crate) enum Replacement<'f> {
+    /// A file with the same rows.
+    Same(&'f File),
+    /// A file with those of the rows that are left, or none.
+    Fewer(Option<&'f File>),
+}
+
+impl Replacement<'_> {
+    fn file(&self) -> Option<&File> {
+        match self {
+            Self::Same(file) => Some(file),
+            Self::Fewer(file) => *file,
+        }
+    }
+}
+
+impl DeltaTable {
+    /// The files of a snapshot. Blocks.
+    ///
+    /// # Errors
+    /// If the log cannot be read.
+    pub(crate) fn live(&self, snapshot: &SnapshotRef) -> Result<Live, TableError> {
+        let read = || -> KernelResult<Live> {
+            let scan = snapshot.clone().scan_builder().build()?;
+            let mut live = Live::default();
+            for found in scan.scan_metadata(&*self.engine)? {
+                let found = found?;
+                for file in found.visit_scan_files(Vec::new(), Vec::push)? {
+                    let day = file.partition_values.get(DAY).map_or("", String::as_str);
+                    let Scalar::Date(day) = PrimitiveType::Date.parse_scalar(day)? else {
+                        continue;
+                    };
+                    let size = u64::try_from(file.size).unwrap_or(0);
+                    live.files.push(LiveFile {
+                        meta: FileMeta::new(self.root.join(&file.path)?, file.modification_time, size),
+                        rows: file.stats.map_or(0, |stats| stats.num_records),
+                        day,
+                    });
+                }
+                let (data, selected) = found.scan_files.into_parts();
+                live.log.push((data.try_into_record_batch()?, selected));
+            }
+            Ok(live)
+        };
+        read().map_err(self.failed("reading the log"))
+    }
+
+    /// The rows of a file, without the day. Blocks.
+    ///
+    /// # Errors
+    /// If the file cannot be read.
+    pub(crate) fn rows(
+        &self,
+        snapshot: &SnapshotRef,
+        file: &LiveFile,
+    ) -> Result<Vec<RecordBatch>, TableError> {
+        let read = || -> KernelResult<Vec<RecordBatch>> {
+            let schema = snapshot.schema();
+            let names: Vec<&str> = schema
+                .field_names()
+                .map(String::as_str)
+                .filter(|name| *name != DAY)
+                .collect();
+            let handler = self.engine.parquet_handler();
+            let read = handler.read_parquet_files(
+                std::slice::from_ref(&file.meta),
+                schema.project(&names)?,
+                None,
+            )?;
+            read.map(EngineDataArrowExt::try_into_record_batch).collect()
+        };
+        read().map_err(self.failed("reading a file"))
+    }
+
+    /// Writes rows of a day to a file. Blocks.
+    ///
+    /// # Errors
+    /// If it cannot be written.
+    pub(crate) fn write_rows(
+        &self,
+        snapshot: &SnapshotRef,
+        rows: &[RecordBatch],
+        day: i32,
+        now: Timestamp,
+    ) -> Result<Option<File>, TableError> {
+        let Some(first) = rows.first() else {
+            return Ok(None);
+        };
+        let write = || -> KernelResult<File> {
+            let rows = concat_batches(&first.schema(), rows)?;
+            self.write_file(snapshot, &rows, day, now)
+        };
+        write().map(Some).map_err(self.failed("writing a file"))
+    }
+
+    /// Replaces files, if all of them are still in the table. `false`: they are not, or somebody else was faster too often. Blocks.
+    ///
+    /// # Errors
+    /// If the table cannot be read or written.
+    pub(crate) fn replace(
+        &self,
+        snapshot: &SnapshotRef,
+        removed: &BTreeSet<Url>,
+        replacement: &Replacement<'_>,
+    ) -> Result<bool, TableError> {
+        let mut snapshot = snapshot.clone();
+        let mut failed = None;
+        for _ in 0..ATTEMPTS {
+            let live = self.live(&snapshot)?;
+            // An earlier attempt, whose outcome was unknown.
+            if let Some(file) = replacement.file()
+                && live.has(&file.meta.location)
+            {
+                return Ok(true);
+            }
+            if !removed.iter().all(|location| live.has(location)) {
+                return Ok(false);
+            }
+            if let Some(error) = failed.take() {
+                return Err(error);
+            }
+            fault::point("lake_before_replace");
+            match self.try_replace(&snapshot, &live, removed, replacement) {
+                Ok(CommitResult::Committed(_)) => {
+                    fault::point("lake_after_replace");
+                    return Ok(true);
+                }
+                Ok(CommitResult::Conflicted(_)) => {}
+                Ok(CommitResult::Retryable(retryable)) => {
+                    failed = Some(self.failed("replacing files")(retryable.error));
+                }
+                Err(error) => failed = Some(self.failed("replacing files")(error)),
+            }
+            snapshot = self.refresh(&snapshot)?;
+        }
+        Ok(false)
+    }
+
+    fn try_replace(
+        &self,
+        snapshot: &SnapshotRef,
+        live: &Live,
+        removed: &BTreeSet<Url>,
+        replacement: &Replacement<'_>,
+    ) -> KernelResult<CommitResult> {
+        let (operation, changes_data) = match replacement {
+            Replacement::Same(_) => (UpdateTableOperation::Optimize, false),
+            Replacement::Fewer(_) => (UpdateTableOperation::Delete, true),
+        };
+        let mut transaction = snapshot
+            .clone()
+            .update_table(operation, ENGINE, changes_data)
+            .build(&*self.engine, Box::new(FileSystemCommitter::new()))?;
+        if let Some(file) = replacement.file() {
+            let written = DataFileMetadata::new(file.meta.clone(), file.statistics.clone());
+            transaction.add_files(build_add_file_metadata(written, &file.context)?);
+        }
+        for (rows, selected) in &live.log {
+            let Some(paths) = rows
+                .column_by_name("path")
+                .and_then(|paths| paths.as_string_opt::<i32>())
+            else {
+                continue;
+            };
+            let mut is_removed = Vec::with_capacity(rows.num_rows());
+            for row in 0..rows.num_rows() {
+                let is_live = selected.get(row).copied().unwrap_or(true) && paths.is_valid(row);
+                is_removed.push(is_live && removed.contains(&self.root.join(paths.value(row))?));
+            }
+            if is_removed.contains(&true) {
+                let data = Box::new(ArrowEngineData::new(rows.clone()));
+                transaction.remove_files(FilteredEngineData::try_new(data, is_removed)?);
+            }
+        }
+        transaction.commit(&*self.engine)
+    }
+}

@@ -1,0 +1,7 @@
+//! Tests of the `redeliver-lake` binary on a real Kafka.
+
+mod exactly_once;
+mod readers;
+mod s3;
+mod support;
+mod topics;
