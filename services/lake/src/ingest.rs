@@ -117,7 +117,7 @@ impl Ingest {
         };
         let mut running = Running {
             follower: Follower::strict(&self.settings, Waker::new())?,
-            rows: Rows::new(self.masking.clone(), self.lake.payloads),
+            rows: Rows::new(self.masking.clone(), &self.lake),
             ingest: self,
             buffers,
             feeds: Feeds::default(),

@@ -28,7 +28,12 @@ fn rows(
 ) -> RecordBatch {
     let rules = serde_json::from_str::<Vec<_>>(rules).unwrap();
     let mut batch = Batch::new(schema);
-    Rows::new(Masking::new(&rules), payloads).add(&mut batch, schema, record, origin);
+    let lake = LakeConfig {
+        payloads,
+        headers: vec!["tenant".to_owned(), "region".to_owned()],
+        ..LakeConfig::default()
+    };
+    Rows::new(Masking::new(&rules), &lake).add(&mut batch, schema, record, origin);
     batch.take().unwrap()
 }
 
@@ -158,6 +163,27 @@ fn dead_letter_is_masked() {
     expected.extend(LINEAGE);
     expected.extend([("error_class", "permanent"), ("error_code", "http.503")]);
     assert_cells(&died, &expected);
+}
+
+#[test]
+fn named_headers_are_in_a_column() {
+    let mut record = failed("docs-dlq", ErrorClass::Permanent);
+    record.headers.push_text("tenant", "a\"b");
+    record.headers.push_text("other", "x");
+    let rules = r#"[{"topics":["docs-*"],"headers":["region"]}]"#;
+    let mut of = |region: &[u8]| {
+        record.headers.push("region", Some(region));
+        [(&ATTEMPTS, "[]"), (&OUTCOMES, rules), (&DEAD_LETTERS, rules)].map(|(schema, rules)| {
+            let rows = rows(schema, &record, &origin(None, true), rules, false);
+            let mut cells = cells(&rows).into_iter();
+            cells.find(|(name, _)| name == "headers" || name == UNFIT)
+        })
+    };
+    let found = |name: &str, text: &str| Some((name.to_owned(), text.to_owned()));
+    let masked = found("headers", r#"{"region":"<masked>","tenant":"a\"b"}"#);
+    let shown = found("headers", r#"{"region":"eu","tenant":"a\"b"}"#);
+    assert_eq!(of(b"eu"), [shown, masked.clone(), masked.clone()]);
+    assert_eq!(of(b"\xff"), [found(UNFIT, "headers"), masked.clone(), masked]);
 }
 
 #[test]
