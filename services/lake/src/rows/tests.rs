@@ -15,6 +15,7 @@ fn origin(tier: Option<&str>, is_dead: bool) -> Origin {
         topic_id: "id".to_owned(),
         tier: tier.map(str::to_owned),
         is_dead,
+        expects_result: true,
         masked_as: "docs-dlq".to_owned(),
     }
 }
