@@ -74,6 +74,7 @@ impl Rows {
             table if table == ATTEMPTS.table => {
                 attempt(&mut row, record, origin, &headers, &mask);
                 self.headers(&mut row, &headers);
+                row.nulls_before("expects_result");
                 row.flag("expects_result", Some(origin.expects_result));
             }
             table if table == OUTCOMES.table => {

@@ -138,6 +138,20 @@ mod tests {
         ] {
             assert_eq!(tables(topic), expected, "{topic}");
         }
+        for (yaml, expected) in [
+            (yaml, true),
+            ("pipelines: { docs: {} }", false),
+            (
+                "pipelines: { docs: { output: { pointer: /kind, topics: { a: docs-out }, default: null }, http: { url: 'http://x/' } } }",
+                false,
+            ),
+        ] {
+            let config = ProgramConfig::<Sections>::from_yaml(yaml).unwrap();
+            let source = Sources::new(&config, &config.own)
+                .of("docs-retry-5s", "id")
+                .unwrap();
+            assert_eq!(source.origin.expects_result, expected, "{yaml}");
+        }
         let audit = config.audit_topic();
         assert_eq!(tables(&audit), found("audit", &audit));
     }

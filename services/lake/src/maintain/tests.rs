@@ -106,11 +106,8 @@ impl Env {
         let texts = (0..versions).map(|version| std::fs::read_to_string(entry(version)).unwrap());
         let texts: Vec<String> = texts.collect();
         let lines = texts.iter().flat_map(|text| text.lines());
-        let actions = lines.map(|line| serde_json::from_str::<serde_json::Value>(line).unwrap());
-        let mut found = actions
-            .filter(|found| found.get(action).is_some())
-            .last()
-            .unwrap();
+        let mut actions = lines.map(|line| serde_json::from_str::<serde_json::Value>(line).unwrap());
+        let mut found = actions.rfind(|found| found.get(action).is_some()).unwrap();
         change(&mut found[action]);
         std::fs::write(entry(versions), found.to_string()).unwrap();
     }
@@ -461,7 +458,7 @@ fn properties_that_lose_rows_are_refused() {
         let mut appender = env.appender();
         append(&mut appender, 1, SystemClock.now());
         env.commit_changed("metaData", |metadata| {
-            metadata["configuration"][property] = value.into()
+            metadata["configuration"][property] = value.into();
         });
         let table = appender.table();
         let snapshot = table.refresh(appender.snapshot()).unwrap();
