@@ -1,7 +1,5 @@
 //! What `RecordProducer` writes to Kafka.
 
-#![expect(clippy::disallowed_types, reason = "schemas of these tests")]
-
 use prometheus_client::encoding::text::encode;
 use prometheus_client::registry::Registry;
 use redeliver_client::{Headers, Output, RecordProducer, Schema, SendError};

@@ -74,7 +74,7 @@ fn ends(env: &TestEnv) -> BTreeMap<String, Vec<String>> {
     let read = reader.read_to_end(DEADLINE, |record| {
         let value = record.value.unwrap();
         let field = |pointer: &str| {
-            let text = scalar_at(&value, pointer).ok().map(Scalar::into_text)?;
+            let text = scalar_at(&value, pointer).ok()?.map(Scalar::into_text)?;
             Some(String::from_utf8(text.into_owned()).unwrap())
         };
         let code = record.headers.last(ERROR_CODE).unwrap_or_default();
