@@ -176,7 +176,7 @@ mod tests {
 
     const MS: Duration = Duration::from_millis(1);
     const LIMITS: BatchLimits = BatchLimits {
-        items: 4,
+        records: 4,
         bytes: 100,
         wait: Duration::from_millis(10),
         calls: 2,
