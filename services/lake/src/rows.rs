@@ -33,6 +33,8 @@ pub(crate) struct Origin {
     pub(crate) tier: Option<String>,
     /// Whether its records are dead letters.
     pub(crate) is_dead: bool,
+    /// Whether each success of its pipeline has a result.
+    pub(crate) expects_result: bool,
     /// The dead-letter topic whose masking rules apply.
     pub(crate) masked_as: String,
 }
@@ -72,6 +74,8 @@ impl Rows {
             table if table == ATTEMPTS.table => {
                 attempt(&mut row, record, origin, &headers, &mask);
                 self.headers(&mut row, &headers);
+                row.nulls_before("expects_result");
+                row.flag("expects_result", Some(origin.expects_result));
             }
             table if table == OUTCOMES.table => {
                 outcome(&mut row, record, origin, &headers, &mask);

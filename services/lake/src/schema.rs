@@ -55,7 +55,7 @@ macro_rules! schema {
 schema! { ATTEMPTS "attempts":
     pipeline Text, tier Text, origin_topic Text, origin_partition Int, origin_offset Long, origin_timestamp Time, retry_count Long,
     process_after Time, failed_at Time, error_class Text, error_code Text, error_message Text, error_template Text, job_id Text,
-    trace_id Text, value_size Long, headers Text,
+    trace_id Text, value_size Long, headers Text, expects_result Flag,
 }
 
 schema! { OUTCOMES "outcomes":

@@ -15,6 +15,7 @@ fn origin(tier: Option<&str>, is_dead: bool) -> Origin {
         topic_id: "id".to_owned(),
         tier: tier.map(str::to_owned),
         is_dead,
+        expects_result: true,
         masked_as: "docs-dlq".to_owned(),
     }
 }
@@ -98,6 +99,7 @@ fn waiting_record_is_an_attempt() {
         ("error_message", "503 for user 17"),
         ("error_template", "<number> for user <number>"),
         ("value_size", "13"),
+        ("expects_result", "true"),
     ]);
     assert_cells(&rows, &expected);
     let position: Vec<String> = (0..5)
