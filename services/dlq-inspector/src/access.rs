@@ -4,7 +4,7 @@
 //! | scope | permits |
 //! |---|---|
 //! | `dead-letters:read:PATTERN` | to see what is known of the dead letters of these topics, how records of their pipelines wait, and their overview |
-//! | `dead-letters:payload:PATTERN` | to see their keys, values and headers, and to filter by them |
+//! | `dead-letters:payload:PATTERN` | to see their keys, values and headers with the responses of endpoints, and to filter by them |
 //! | `dead-letters:unmasked:PATTERN` | to see what is masked for others, of what the other scopes show, and to filter by it |
 //! | `dead-letters:operate:PATTERN` | to change groups that have dead letters in these topics only; to redrive, discard and restore dead letters of these topics, and to redrive to them |
 //! | `dead-letters:edit:PATTERN` | to redrive dead letters of these topics with other contents, with the other scopes for them |

@@ -57,6 +57,7 @@ mod lookup_pool;
 mod metrics;
 mod overview;
 mod pipeline_audit;
+mod problem;
 mod schema_registry;
 mod shared;
 mod waiting;

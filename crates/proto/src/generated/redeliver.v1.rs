@@ -2008,6 +2008,10 @@ pub struct DeadLetter {
     pub error_code: ::prost::alloc::string::String,
     #[prost(string, tag = "9")]
     pub error_message: ::prost::alloc::string::String,
+    /// Only with the FULL view: the beginning of what the endpoint answered to the last attempt, as text, at most 512 bytes; it ends with `…` if there was more. It
+    /// can repeat parts of the record, so that it requires the scope dead-letters:payload.
+    #[prost(string, tag = "33")]
+    pub error_response: ::prost::alloc::string::String,
     #[prost(message, optional, tag = "10")]
     pub failed_at: ::core::option::Option<::prost_types::Timestamp>,
     #[prost(uint32, tag = "11")]
@@ -2050,7 +2054,7 @@ pub struct DeadLetter {
     /// Only with the FULL view: the number of headers that `headers` lacks because their names are not UTF-8.
     #[prost(uint32, tag = "26")]
     pub unreadable_headers: u32,
-    /// Why `key`, `value`, `headers` and `content_hash` are not set.
+    /// Why `key`, `value`, `headers`, `error_response` and `content_hash` are not set.
     #[prost(enumeration = "PayloadWithheld", tag = "30")]
     pub payload_withheld: i32,
     /// Only in the response of GetDeadLetter.
@@ -2131,7 +2135,8 @@ pub struct Masked {
     pub paths: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
 }
 /// Dead letters that fail for the same reason: they have the same pipeline (or the same dead-letter topic, if their headers name no
-/// pipeline), error class, error code and message template. In a template, placeholders stand for what differs between messages of
+/// pipeline), error class, error code and template: that of the message and, after a colon, of the problem that a JSON response of the endpoint
+/// names (`type`, `code`, `error`, `error_code`, `errorCode` or `title`). In a template, placeholders stand for what differs between messages of
 /// the same cause, such as `<number>`, `<id>`, `<time>`, `<host>`, `<url>`, `<hex>` and `<quoted>`. Groups are made of what is not masked,
 /// for all callers: `<masked>` stands for what the server is configured to mask.
 ///
@@ -2540,9 +2545,9 @@ pub struct Heartbeat {
 pub enum DeadLetterView {
     /// The same as DEAD_LETTER_VIEW_BASIC.
     Unspecified = 0,
-    /// Without value and headers.
+    /// Without value, headers and `error_response`.
     Basic = 1,
-    /// With all headers, and with the first MiB of the value.
+    /// With all headers, `error_response`, and the first MiB of the value.
     Full = 2,
 }
 impl DeadLetterView {
@@ -2889,7 +2894,7 @@ pub mod dead_letter_service_client {
     /// ErrorInfo of the status.
     ///
     /// An answer is about the topics for which the caller has the scope dead-letters:read. A request that names another topic in an id
-    /// or with `topic =` fails with PERMISSION_DENIED, whether that topic exists or not. Keys, values and headers need
+    /// or with `topic =` fails with PERMISSION_DENIED, whether that topic exists or not. Keys, values, headers and responses of endpoints need
     /// the scope dead-letters:payload for the topic: without it, they are withheld (`payload_withheld`), and a filter on key, headers or json matches
     /// no dead letter of the topic. Such a filter fails with PERMISSION_DENIED if the caller has this scope for no topic.
     ///
@@ -3408,7 +3413,7 @@ pub mod dead_letter_service_server {
     /// ErrorInfo of the status.
     ///
     /// An answer is about the topics for which the caller has the scope dead-letters:read. A request that names another topic in an id
-    /// or with `topic =` fails with PERMISSION_DENIED, whether that topic exists or not. Keys, values and headers need
+    /// or with `topic =` fails with PERMISSION_DENIED, whether that topic exists or not. Keys, values, headers and responses of endpoints need
     /// the scope dead-letters:payload for the topic: without it, they are withheld (`payload_withheld`), and a filter on key, headers or json matches
     /// no dead letter of the topic. Such a filter fails with PERMISSION_DENIED if the caller has this scope for no topic.
     ///

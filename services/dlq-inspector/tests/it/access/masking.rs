@@ -39,7 +39,9 @@ fn letters() -> Vec<Dead> {
     );
     let text = format!("shown-message of {message}");
     let trace = format!("shown-stack {stack}\n\tat {message}");
+    let response = format!(r#"{{"error":"no such card: {field}"}}"#);
     let own = [
+        ("error-response", &*response),
         ("x-user", header),
         ("tenant", "shown-header"),
         ("x-user", header),
