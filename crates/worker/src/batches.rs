@@ -133,6 +133,9 @@ mod tests {
         let End::Dead(letter) = &run.end else {
             panic!("{run:?}")
         };
-        assert_eq!(letter.failure.message, "0 results for 1 records");
+        assert_eq!(
+            letter.failure.message,
+            "gave up after 2 attempts: 0 results for 1 records"
+        );
     }
 }
