@@ -1,6 +1,6 @@
--- Views on the tables of redeliver-lake, for DuckDB. Replace LAKE by lake.location:
+-- The tables of redeliver-lake, for DuckDB. Replace LAKE by lake.location:
 --
---   sed "s|LAKE|/data/lake|" duckdb.sql | duckdb lake.db
+--   cat duckdb.sql views.sql | sed "s|LAKE|/data/lake|" | duckdb lake.db
 INSTALL delta;
 LOAD delta;
 
@@ -11,56 +11,3 @@ CREATE OR REPLACE VIEW decisions AS SELECT * FROM delta_scan('LAKE/decisions');
 CREATE OR REPLACE VIEW jobs AS SELECT * FROM delta_scan('LAKE/jobs');
 CREATE OR REPLACE VIEW audit AS SELECT * FROM delta_scan('LAKE/audit');
 CREATE OR REPLACE VIEW gaps AS SELECT * FROM delta_scan('LAKE/gaps');
-
--- The newest row of each record of a source: it waits, has succeeded or is dead. A success without a result leaves no row: then, the state of a record that is due
--- is unknown.
-CREATE OR REPLACE VIEW records AS
-SELECT * EXCLUDE (newest, expects_result)
-    REPLACE (CASE WHEN state = 'waiting' AND NOT expects_result AND process_after < now() THEN 'unknown' ELSE state END AS state)
-FROM (
-    SELECT *, row_number() OVER (
-        PARTITION BY pipeline, origin_topic, origin_partition, origin_offset
-        ORDER BY kafka_timestamp DESC, state <> 'waiting' DESC, retry_count DESC
-    ) AS newest
-    FROM (
-        SELECT 'waiting' AS state, pipeline, tier, origin_topic, origin_partition, origin_offset, origin_timestamp, retry_count,
-            process_after, failed_at, error_class, error_code, error_message, error_template, expects_result, kafka_timestamp
-        FROM attempts
-        UNION ALL
-        SELECT outcome, pipeline, NULL, origin_topic, origin_partition, origin_offset, origin_timestamp, retry_count,
-            NULL, NULL, error_class, error_code, NULL, NULL, NULL, kafka_timestamp
-        FROM outcomes
-    )
-    WHERE origin_topic IS NOT NULL
-)
-WHERE newest = 1;
-
-CREATE OR REPLACE VIEW waiting AS SELECT * EXCLUDE (state) FROM records WHERE state = 'waiting';
-
--- The state of each dead letter.
-CREATE OR REPLACE VIEW letters AS
-SELECT letter.*, coalesce(decision.state, 'OPEN') AS state, decision.decided_at, decision.decided_by, decision.reason
-FROM dead_letters letter
-LEFT JOIN (
-    SELECT *, row_number() OVER (
-        PARTITION BY letter_topic, letter_partition, letter_offset ORDER BY kafka_timestamp DESC, kafka_offset DESC
-    ) AS newest
-    FROM decisions
-) decision
-ON decision.newest = 1 AND decision.letter_topic = letter.kafka_topic
-    AND decision.letter_partition = letter.kafka_partition AND decision.letter_offset = letter.kafka_offset;
-
--- Queries:
---
--- How much waits, how often it was tried, and when the next record is due:
---   SELECT count(*), avg(retry_count), max(retry_count), min(process_after) FROM waiting;
--- The newest dead letters:
---   SELECT kafka_timestamp, pipeline, error_code, error_message FROM letters ORDER BY kafka_timestamp DESC LIMIT 20;
--- Errors by count:
---   SELECT error_template, count(*) FROM letters GROUP BY ALL ORDER BY 2 DESC;
--- Records that have failed often and wait for long:
---   SELECT * FROM waiting WHERE retry_count > 3 AND origin_timestamp < now() - INTERVAL 1 HOUR;
--- Which pipeline has waited for most hours in the last month:
---   SELECT pipeline, sum(epoch(process_after - failed_at)) / 3600 AS hours FROM attempts WHERE day >= current_date - 30 GROUP BY ALL ORDER BY 2 DESC;
--- How late jobs were, by hour:
---   SELECT date_trunc('hour', due_at), max(ended_at - due_at) FROM jobs WHERE state = 'dispatched' GROUP BY ALL ORDER BY 1;

@@ -15,6 +15,7 @@ mod dlq;
 mod figures;
 mod isolation;
 mod kafka;
+mod lake;
 mod lane;
 mod memory;
 mod process;
@@ -91,6 +92,8 @@ enum Bench {
         #[arg(long, default_value_t = 3)]
         rounds: usize,
     },
+    /// Rows that a redeliver-lake process appends, next to loops that only write Parquet; its memory, lateness and files; a query
+    Lake(lake::Options),
     /// Lateness of the records of others while a topic cannot be written, on a cluster of two brokers
     Isolation(isolation::Options),
 }
@@ -114,6 +117,7 @@ async fn main() -> anyhow::Result<()> {
         Bench::Console(options) => console::run(&broker, &options, &mut figures).await?,
         Bench::Waiting(options) => waiting::run(&broker, &options, &mut figures).await?,
         Bench::Breaker { rounds } => breaker::run(&broker, rounds, &mut figures)?,
+        Bench::Lake(options) => lake::run(&broker, &options, &mut figures).await?,
         Bench::Isolation(options) => isolation::run(&options, &mut figures).await?,
         Bench::Scheduler(options) => scheduler::run(&broker, &options, &mut figures).await?,
     }

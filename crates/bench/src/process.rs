@@ -90,11 +90,20 @@ impl Running {
     }
 
     pub(crate) fn rss_mib(&self) -> anyhow::Result<f64> {
+        self.memory_mib("VmRSS:")
+    }
+
+    /// The most resident memory so far.
+    pub(crate) fn peak_rss_mib(&self) -> anyhow::Result<f64> {
+        self.memory_mib("VmHWM:")
+    }
+
+    fn memory_mib(&self, kind: &'static str) -> anyhow::Result<f64> {
         let status = std::fs::read_to_string(format!("/proc/{}/status", self.child.id()))?;
         let line = status
             .lines()
-            .find_map(|line| line.strip_prefix("VmRSS:"))
-            .context("VmRSS")?;
+            .find_map(|line| line.strip_prefix(kind))
+            .context(kind)?;
         let kib: f64 = line.trim().trim_end_matches(" kB").parse()?;
         Ok(kib / 1024.0)
     }

@@ -11,7 +11,7 @@ use crate::packages;
 
 #[derive(clap::Args)]
 pub(crate) struct Arguments {
-    /// relay, worker, transactions, memory, scheduler, dlq, console, waiting, breaker or isolation, followed by its flags, such as `--count 100000`
+    /// relay, worker, transactions, memory, scheduler, dlq, console, waiting, breaker, isolation or lake, followed by its flags, such as `--count 100000`
     #[arg(
         required = true,
         trailing_var_arg = true,
@@ -21,38 +21,44 @@ pub(crate) struct Arguments {
     bench: Vec<String>,
 }
 
-pub(crate) fn run(arguments: &Arguments) -> Result<ExitCode> {
-    packages::ensure_installed(packages::SERVERS)?;
+fn build(packages: &[&str]) -> Result<()> {
     let build = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()))
-        .args([
-            "build",
-            "--profile",
-            "dist",
-            "--package",
-            "redeliver-bench",
-            "--package",
-            "redeliver-enricher",
-            "--package",
-            "redeliver-retry-tier",
-            "--package",
-            "redeliver-scheduler",
-            "--package",
-            "redeliver-dlq-inspector",
-            "--package",
-            "redeliver-console",
-        ])
+        .args(["build", "--profile", "dist"])
+        .args(packages.iter().flat_map(|package| ["--package", package]))
         .status()
         .context("running cargo")?;
     ensure!(build.success(), "building the benchmarks: {build}");
+    Ok(())
+}
+
+pub(crate) fn run(arguments: &Arguments) -> Result<ExitCode> {
+    packages::ensure_installed(packages::SERVERS)?;
+    build(&[
+        "redeliver-bench",
+        "redeliver-enricher",
+        "redeliver-retry-tier",
+        "redeliver-scheduler",
+        "redeliver-dlq-inspector",
+        "redeliver-console",
+    ])?;
+    let is_of = |name: &str| arguments.bench.first().is_some_and(|bench| bench == name);
+    if is_of("lake") {
+        // Apart from the others, as everywhere.
+        build(&["redeliver-lake"])?;
+    }
     // Only benchmarks use these servers, so that other load does not affect the figures.
     let kafka = LocalKafka::start_for_benchmarks().context("starting Kafka")?;
     let redis = LocalRedis::start().context("starting Redis")?;
     // Not `cargo run`: for a single package, Cargo would select other features and compile the dependencies again.
     let mut bench = Command::new(target_directory()?.join("dist/redeliver-bench"));
-    if arguments.bench.first().is_some_and(|bench| bench == "scheduler") {
+    let requirements = [
+        ("scheduler", "crates/bench/peers/requirements.txt"),
+        ("lake", "services/lake/tests/it/readers/requirements.txt"),
+    ];
+    if let Some((_, requirements)) = requirements.into_iter().find(|(name, _)| is_of(name)) {
         packages::ensure_installed(packages::PYTHON)?;
-        let requirements = Path::new(env!("CARGO_MANIFEST_DIR")).join("../bench/peers/requirements.txt");
-        bench.env("BENCH_PYTHON", languages::python(&requirements)?);
+        let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+        bench.env("BENCH_PYTHON", languages::python(&root.join(requirements))?);
     }
     let status = bench
         .args(&arguments.bench)

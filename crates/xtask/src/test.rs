@@ -23,6 +23,8 @@ const TEST_THREADS: &str = "RUST_TEST_THREADS";
 const LAKE: &str = "redeliver-lake";
 /// All other packages.
 pub(crate) const OTHERS: [&str; 3] = ["--workspace", "--exclude", LAKE];
+/// It alone, without optimization of its dependencies, which would take longer than its tests.
+pub(crate) const ONLY_LAKE: [&str; 4] = ["--package", LAKE, "--profile", "dev"];
 
 #[derive(clap::Args)]
 pub(crate) struct Arguments {
@@ -143,8 +145,7 @@ fn build_and_test(
     });
     let (status, mut summary) = integration?;
     let mut statuses = vec![status];
-    // Without optimization of its dependencies, which would take longer than its tests.
-    let lake = test(&["--package", LAKE, "--profile", "dev"], &[])?;
+    let lake = test(&ONLY_LAKE, &[])?;
     for (status, results) in others?.into_iter().chain([lake]) {
         statuses.push(status);
         summary.add_results(results);

@@ -24,6 +24,7 @@
 //! | `waiting` | records that wait for their next attempt, and the life of a record, read from Kafka on demand |
 //! | `overview` | what happens in all pipelines, and what is wrong, for all callers together |
 //! | `pipeline_audit` | whether each record of the pipelines is exactly once in the output, dead or waiting |
+//! | `webhook` | sends problems to another system |
 //! | `audit` | the audit topic: recording who gets payloads, and reading it |
 //! | `api` | the gRPC services |
 //! | [`server`] | the gRPC server: health, reflection, identities, graceful shutdown |
@@ -60,6 +61,7 @@ mod problem;
 mod schema_registry;
 mod shared;
 mod waiting;
+mod webhook;
 
 use std::convert::Infallible;
 use std::sync::Arc;
@@ -87,7 +89,9 @@ use tokio_util::task::TaskTracker;
 
 use crate::api::{Api, Groups, Redrives};
 use crate::audit::Audit;
-pub use crate::config::{DlqInspectorConfig, MaskingRule, PipelineAuditConfig, RedriveConfig, Sections};
+pub use crate::config::{
+    DlqInspectorConfig, MaskingRule, PipelineAuditConfig, RedriveConfig, Sections, WebhookConfig,
+};
 use crate::decoding_pool::DecodingPool;
 use crate::gauges::Gauges;
 use crate::index::Pool;
@@ -107,6 +111,7 @@ use crate::redrive::returns::Returns;
 use crate::schema_registry::SchemaRegistry;
 use crate::shared::SharedState;
 use crate::waiting::scans::Scans;
+use crate::webhook::Webhook;
 
 /// Capacity of the queue of batches between the reader and the writer.
 const QUEUED_BATCHES: usize = 4;
@@ -319,6 +324,11 @@ pub fn mount(host: &mut Host, config: DlqInspectorConfig, listener: Listener) ->
         .clone()
         .run(overview_surveyor, metrics.clone(), stop.clone());
     host.tasks.spawn("dlq-overview", surveying);
+    if let Some(webhook) = &config.webhook {
+        let webhook = Webhook::new(webhook, masking.clone(), host.clock.clone(), metrics.clone())?;
+        let sending = webhook.run(overviews.subscribe(), stop.clone());
+        host.tasks.spawn("dlq-webhook", sending);
+    }
     let redrives = redrive::start::count(jobs.clone(), metrics.clone(), stop.clone());
     host.tasks.spawn("dlq-redrives", redrives);
     let service = Api::new(

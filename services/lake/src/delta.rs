@@ -35,7 +35,7 @@ use delta_kernel_default_engine::stats::collect_stats;
 use delta_kernel_default_engine::storage::store_from_url_opts;
 use delta_kernel_default_engine::{DefaultEngine, DefaultEngineBuilder, build_add_file_metadata};
 use redeliver_core::error_chain::error_chain;
-use redeliver_core::{Clock as _, SystemClock, Timestamp};
+use redeliver_core::{Clock as _, SystemClock, Timestamp, mutant};
 use tokio::runtime::Handle;
 use url::Url;
 
@@ -468,6 +468,7 @@ impl DeltaTable {
         let update = snapshot
             .clone()
             .update_table(UpdateTableOperation::StreamingUpdate, ENGINE, true);
+        let positions = mutant!("lake-commits-rows-without-positions", positions, &[]);
         let update = positions.iter().fold(update, |update, moved| {
             update.with_transaction_id(&*moved.id, moved.to)
         });
@@ -583,7 +584,7 @@ fn field(name: &str, kind: Kind) -> StructField {
 }
 
 /// A Parquet file with these rows. Without Arrow's own schema, which other readers ignore.
-fn parquet(rows: &RecordBatch) -> KernelResult<Vec<u8>> {
+pub(crate) fn parquet(rows: &RecordBatch) -> KernelResult<Vec<u8>> {
     let properties = WriterProperties::builder().set_compression(Compression::ZSTD(ZstdLevel::default()));
     let options = ArrowWriterOptions::new()
         .with_skip_arrow_metadata(true)

@@ -17,11 +17,14 @@
 //! | `maintain` | merges files, deletes what is not needed, removes rows |
 //! | `metrics` | the metrics |
 //! | `check` | a command that looks for rows of the same record |
+//! | `baseline` | what benchmarks compare the service with |
 
 mod config;
 
 #[cfg(feature = "tables")]
 mod appender;
+#[cfg(feature = "tables")]
+mod baseline;
 #[cfg(feature = "tables")]
 mod batch;
 #[cfg(feature = "tables")]
@@ -43,6 +46,8 @@ mod service;
 #[cfg(feature = "tables")]
 mod sources;
 
+#[cfg(feature = "tables")]
+pub use crate::baseline::Baseline;
 #[cfg(feature = "tables")]
 pub use crate::check::check_tables;
 pub use crate::config::{LakeConfig, Sections};

@@ -50,6 +50,9 @@ enum Command {
         #[arg(long)]
         dry_run: bool,
     },
+    /// Only write rows to files, for benchmarks
+    #[command(hide = true)]
+    Baseline(redeliver_lake::Baseline),
 }
 
 fn condition(text: &str) -> Result<(String, String), &'static str> {
@@ -73,6 +76,7 @@ fn main() -> ExitCode {
         Some(Command::Purge { conditions, dry_run }) => {
             return redeliver_lake::purge_rows(&common, &conditions, dry_run);
         }
+        Some(Command::Baseline(baseline)) => return baseline.run(&common),
         Some(Command::Service(command)) => Some(command),
         None => None,
     };

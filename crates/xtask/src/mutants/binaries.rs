@@ -11,8 +11,8 @@ use redeliver_testkit::target::target_directory;
 use serde_json::Value;
 
 use super::runner::Runner;
-use super::table::{Binary, Target};
-use crate::test::OTHERS;
+use super::table::{Binary, LAKE, Target};
+use crate::test::{ONLY_LAKE, OTHERS};
 
 const BUILD_DIRECTORY: &str = "CARGO_BUILD_BUILD_DIR";
 
@@ -22,10 +22,24 @@ pub(super) struct Binaries(BTreeMap<Binary, PathBuf>);
 impl Binaries {
     /// Builds these test binaries.
     pub(super) fn build(runner: &Runner<'_>, needed: impl Iterator<Item = Binary>) -> Result<Self> {
-        let needed: BTreeSet<Binary> = needed.collect();
+        let (lake, others): (BTreeSet<Binary>, _) = needed.partition(|binary| binary.package == LAKE);
+        let mut found = BTreeMap::new();
+        for (packages, needed) in [(&OTHERS[..], others), (&ONLY_LAKE, lake)] {
+            if !needed.is_empty() {
+                found.append(&mut Self::build_of(runner, packages, &needed)?);
+            }
+        }
+        Ok(Self(found))
+    }
+
+    fn build_of(
+        runner: &Runner<'_>,
+        packages: &[&str],
+        needed: &BTreeSet<Binary>,
+    ) -> Result<BTreeMap<Binary, PathBuf>> {
         let mut command = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
         // All packages: for some of them, Cargo would select other features and compile the dependencies again.
-        command.args(["test", "--no-run", "--quiet"]).args(OTHERS);
+        command.args(["test", "--no-run", "--quiet"]).args(packages);
         command.args(["--message-format", "json-render-diagnostics"]);
         for target in needed.iter().map(|binary| binary.target).collect::<BTreeSet<_>>() {
             match target {
@@ -58,7 +72,7 @@ impl Binaries {
                 found.insert(binary, executable);
             }
         }
-        Ok(Self(found))
+        Ok(found)
     }
 
     pub(super) fn executable(&self, binary: Binary) -> Result<&Path> {

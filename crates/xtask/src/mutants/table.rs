@@ -79,6 +79,8 @@ const WORKER: &str = "crates/worker";
 const RELAY: &str = "services/retry-tier";
 const SCHEDULER: &str = "services/scheduler";
 const INSPECTOR: &str = "services/dlq-inspector";
+/// Its tests are built apart from the others.
+pub(super) const LAKE: &str = "services/lake";
 
 const TRACKER_MODEL: Test = unit(KAFKA, "tracker::tests::offsets_are_completed_exactly_once");
 const LANE_MODEL: Test = unit(KAFKA, "lane::model::random_histories_write_exactly_once");
@@ -453,6 +455,24 @@ pub(crate) const MUTANTS: &[Mutant] = &[
         &[unit(
             KAFKA,
             "tracker::tests::commit_of_earlier_topic_is_recognised",
+        )],
+    ),
+    mutant(
+        "lake-commits-without-comparing",
+        "Rows are committed although another process has moved the positions of their partitions. The table has them twice.",
+        &[unit(LAKE, "appender::tests::each_row_is_appended_once")],
+    ),
+    mutant(
+        "lake-commits-rows-without-positions",
+        "A commit does not move positions. After a restart, the same records are appended again.",
+        &[unit(LAKE, "delta::tests::positions_follow_rows")],
+    ),
+    mutant(
+        "lake-replaces-files-that-are-gone",
+        "Files that another process has merged already are replaced once more. The table has their rows twice.",
+        &[unit(
+            LAKE,
+            "maintain::tests::files_that_are_gone_are_not_replaced",
         )],
     ),
 ];

@@ -51,13 +51,14 @@ fn spawn(lake: &Path, end: &Path, tables: &[&str]) -> Process {
     command
         .arg(files.join("readers.py"))
         .arg(lake)
-        .arg(here.join("../../deploy/lake/duckdb.sql"))
+        .arg(here.join("../../deploy/lake"))
+        .arg(here.join("../../docs/lake-questions.md"))
         .arg(end)
         .args(tables);
     Process::spawn(command).unwrap()
 }
 
-/// The rows that the queries of `duckdb.sql` find.
+/// The rows that the documented queries find.
 fn answers(env: &LakeEnv) -> BTreeMap<String, Vec<Vec<String>>> {
     let end = env.base.directory().join("end");
     std::fs::write(&end, "").unwrap();
@@ -98,12 +99,7 @@ async fn answers_equal_those_of_commands() {
         ("outcomes", &dead, 10),
         ("outcomes", &out, 20),
     ] {
-        eventually("all rows are in the tables", DEADLINE, || {
-            match env.keys(table, std::slice::from_ref(topic)).len() {
-                found if found == count => Ok(()),
-                found => Err(format!("{found} of {topic}")),
-            }
-        });
+        env.until_rows(table, topic, count);
     }
     let rows = answers(&env);
     let server = format!("http://{}", inspector.word_after(" api="));
@@ -147,6 +143,12 @@ async fn engines_read_tables_while_they_grow() {
     ];
     let env = LakeEnv::new("lake-readers");
     env.create_topics().await;
+    // Two jobs are 100 and 300 ms late.
+    let state = format!("{}-state", env.base.name()).into();
+    env.create_topic(&state).await;
+    for ended in [3_600_100, 3_600_300] {
+        env.put_job(&state, 3_600_000, ended).await;
+    }
     let mut lake = env.spawn("a");
     lake.until_ready();
     let [dead, out, tier] = env.topics();
@@ -160,6 +162,7 @@ async fn engines_read_tables_while_they_grow() {
     env.put_failed(&out, 0..3, 2, 10_000).await;
     env.put_failed(&dead, 3..6, 3, 20_000).await;
     env.until_complete();
+    env.until_rows("jobs", &state, 2);
     std::fs::write(&end, "").unwrap();
     let status = readers.wait(DEADLINE);
     let output = readers.output();
@@ -186,6 +189,20 @@ async fn engines_read_tables_while_they_grow() {
     let errors = rows("Errors by count");
     assert_eq!(errors, [["<number> for user <number>", "3"]]);
     // 18 failures with a wait of 5 seconds.
-    let hours = rows("Which pipeline has waited for most hours in the last month");
-    assert_eq!(hours, [[env.base.name(), "0.025"]]);
+    let hours = rows("Which endpoint cost us most hours of waiting");
+    assert_eq!(hours, [[env.base.name(), "18", "12", "0.025"]]);
+    let tenants = rows("Which tenants' records die");
+    let expected = ["t1 3 2 66.7 http.503", "t0 3 1 33.3 http.503"];
+    assert_eq!(
+        tenants.iter().map(|row| row.join(" ")).collect::<Vec<_>>(),
+        expected
+    );
+    let jobs = rows("How late were jobs");
+    assert_eq!(jobs, [["1970-01-01 01:00:00+00", "2", "200.0", "298.0", "300"]]);
+    // The results have the time at which they were written.
+    let until = rows("How long until success, by error code");
+    assert_eq!(
+        (until.len(), &until[0][..2]),
+        (1, &["http.503", "3"].map(str::to_owned)[..])
+    );
 }

@@ -17,6 +17,7 @@ use redeliver_kafka::reader::TopicReader;
 use redeliver_kafka::survey::Surveyor;
 use redeliver_kafka::topology::{self, Cleanup, Role, TopicSpec, TopologySpec};
 use redeliver_kafka::transaction::Transactions;
+use redeliver_proto::{Message as _, v1};
 use redeliver_testkit::{DEADLINE, EnvBuilder, ServiceProcess, TestEnv, eventually, unique};
 use tokio::runtime::Handle;
 
@@ -57,6 +58,8 @@ impl LakeEnv {
             .set("dlq_inspector.topics", "[\"{name}-dlq\"]")
             .set("lake.location", "{dir}/lake")
             .set("lake.flush_interval", "100ms")
+            .set("lake.headers", "[\"tenant\"]")
+            .set("scheduler.topics.state", "{name}-state")
             .build();
         let kafka = KafkaSettings::new(base.brokers(), format!("{}-test", base.name()));
         Self {
@@ -73,34 +76,37 @@ impl LakeEnv {
 
     /// Creates the topics, each with two partitions.
     pub(crate) async fn create_topics(&self) {
-        for topic in self.topics() {
-            self.create_topic(&topic).await;
-        }
+        self.create(&self.topics()).await;
     }
 
     pub(crate) async fn create_topic(&self, topic: &Arc<str>) {
+        self.create(std::slice::from_ref(topic)).await;
+    }
+
+    pub(crate) async fn create(&self, topics: &[Arc<str>]) {
         let surveyor = Surveyor::new(&self.kafka).unwrap();
-        eventually("the topic does not exist", DEADLINE, || {
-            match surveyor.topics(|name| name == &**topic) {
+        eventually("the topics do not exist", DEADLINE, || {
+            match surveyor.topics(|name| topics.iter().any(|topic| **topic == *name)) {
                 Ok(topics) if topics.is_empty() => Ok(()),
                 found => Err(format!("{found:?}")),
             }
         });
+        let spec = |topic: &Arc<str>| TopicSpec {
+            name: topic.clone(),
+            role: Role::DeadLetters,
+            records: "records",
+            setting: None,
+            partitions: 2,
+            partitions_as: None,
+            replication: -1,
+            retention: Some(HumanDuration::from_secs(7 * 86_400)),
+            required_retention: Some(HumanDuration::from_secs(3_600)),
+            sources: Vec::new(),
+            largest: None,
+            cleanup: Some(Cleanup::Delete),
+        };
         let spec = TopologySpec {
-            topics: vec![TopicSpec {
-                name: topic.clone(),
-                role: Role::DeadLetters,
-                records: "records",
-                setting: None,
-                partitions: 2,
-                partitions_as: None,
-                replication: -1,
-                retention: Some(HumanDuration::from_secs(7 * 86_400)),
-                required_retention: Some(HumanDuration::from_secs(3_600)),
-                sources: Vec::new(),
-                largest: None,
-                cleanup: Some(Cleanup::Delete),
-            }],
+            topics: topics.iter().map(spec).collect(),
         };
         topology::apply(&self.kafka.client(), &spec, DEADLINE)
             .await
@@ -150,6 +156,7 @@ impl LakeEnv {
                 format!("503 for user {offset}"),
             );
             let mut headers = Headers::new();
+            headers.push_text("tenant", &format!("t{}", offset % 2));
             write_lineage(&mut headers, pipeline, &origin, failures);
             if failures > 0 {
                 write_failure(&mut headers, &failure, Timestamp::from_millis(failed_at));
@@ -165,6 +172,24 @@ impl LakeEnv {
             };
             self.producer.send(&output).await.unwrap();
         }
+    }
+
+    /// Writes the state of a job that was due at `due`, and was dispatched at `ended`.
+    pub(crate) async fn put_job(&self, topic: &Arc<str>, due: i64, ended: i64) {
+        let job = v1::JobRecord {
+            state: v1::JobState::Dispatched.into(),
+            due_ms: due,
+            ended_ms: Some(ended),
+            ..v1::JobRecord::default()
+        };
+        let output = Output {
+            topic: topic.clone(),
+            partition: None,
+            key: Some(format!("job-{ended}").into()),
+            value: Some(job.encode_to_vec().into()),
+            headers: Headers::new(),
+        };
+        self.producer.send(&output).await.unwrap();
     }
 
     /// Writes records in a transaction, and aborts it after the broker has stored them.
@@ -233,6 +258,16 @@ impl LakeEnv {
         keys.retain(|(topic, _, _)| topics.iter().any(|wanted| **wanted == **topic));
         keys.sort_unstable();
         keys
+    }
+
+    /// Waits until a table has so many rows of a topic.
+    pub(crate) fn until_rows(&self, table: &'static str, topic: &Arc<str>, count: usize) {
+        eventually("all rows are in the table", DEADLINE, || {
+            match self.keys(table, std::slice::from_ref(topic)).len() {
+                found if found == count => Ok(()),
+                found => Err(format!("{found} rows of {topic} in {table}")),
+            }
+        });
     }
 
     /// Waits until the tables have all records of the topics, and panics if they have one twice.

@@ -1,5 +1,7 @@
 //! Topics that change while they are read.
 
+use std::sync::Arc;
+
 use redeliver_testkit::kafka_request::{create_partitions, delete_records, delete_topic};
 use redeliver_testkit::{DEADLINE, acls, eventually};
 
@@ -42,12 +44,40 @@ async fn deleted_records_are_in_gaps() {
             Err(format!("{gaps:?}"))
         }
     });
-    eventually("the others are in the table", DEADLINE, || {
-        match env.keys("dead_letters", std::slice::from_ref(&dead)).len() {
-            14 => Ok(()),
-            count => Err(count.to_string()),
+    env.until_rows("dead_letters", &dead, 14);
+}
+
+/// All of them move in a commit, before and after which the process aborts.
+#[tokio::test(flavor = "multi_thread")]
+async fn hundred_topics_share_commits() {
+    let mut env = LakeEnv::new("lake-hundred");
+    let name = env.base.name().to_owned();
+    env.base.set("lake.flush_interval", "3s");
+    env.base
+        .set("dlq_inspector.topics", &format!("[\"{name}-*-dlq\"]"));
+    let topics: Vec<Arc<str>> = (0..100)
+        .map(|number| format!("{name}-{number}-dlq").into())
+        .collect();
+    env.create(&topics).await;
+    for topic in &topics {
+        env.put(topic, 4).await;
+    }
+    let mut lake = env.spawn("a");
+    lake.kill_9();
+    for point in ["lake_before_commit:1", "lake_after_commit:1"] {
+        lake.start_again_with(&[("REDELIVER_FAULT", point)]);
+        lake.until_crashed();
+    }
+    lake.start_again();
+    let expected = env.records(&topics);
+    let found = eventually("all rows are in the table", DEADLINE, || {
+        let found = env.keys("dead_letters", &topics);
+        match found.len() >= expected.len() {
+            true => Ok(found),
+            false => Err(format!("{} of {} rows", found.len(), expected.len())),
         }
     });
+    assert_eq!(found, expected);
 }
 
 #[tokio::test(flavor = "multi_thread")]

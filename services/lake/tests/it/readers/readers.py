@@ -1,9 +1,9 @@
 """Reads tables with DuckDB, delta-rs and Polars again and again, until a file exists.
 
-    python readers.py LAKE VIEWS END TABLE...
+    python readers.py LAKE SQL QUESTIONS END TABLE...
 
 No row may be there twice, and no row may disappear. Prints, as JSON, how many rows of each table each of them has read at the end, and what the queries
-in the comments of VIEWS, a file with views for DuckDB, have answered."""
+have answered: those in the comments of SQL/views.sql, and those in QUESTIONS, a page of Markdown."""
 
 import json
 import pathlib
@@ -14,7 +14,7 @@ import duckdb
 import duckdb_extension_delta
 import polars
 
-lake, views, end, *tables = sys.argv[1:]
+lake, sql, questions, end, *tables = sys.argv[1:]
 columns = ["kafka_topic", "kafka_topic_id", "kafka_partition", "kafka_offset"]
 # Of `gaps`, whose rows are about several tables.
 names = {"gaps": [*columns, "table_name"]}
@@ -63,15 +63,26 @@ while not pathlib.Path(end).exists():
     print(f"round {rounds}", flush=True)
 counts = read_all()
 
-text = pathlib.Path(views).read_text().replace("LAKE", lake)
-lines = [line for line in text.splitlines() if line not in ("INSTALL delta;", "LOAD delta;")]
-duck.execute("\n".join(lines))
-answers = {}
+
+def statements(engine):
+    return pathlib.Path(sql, f"{engine}.sql").read_text()
+
+
+for engine in ["duckdb", "spark", "trino"]:
+    assert all(f"'LAKE/{table}'" in statements(engine) for table in tables), engine
+lines = (statements("duckdb") + statements("views")).replace("LAKE", lake).splitlines()
+duck.execute("\n".join(line for line in lines if line not in ("INSTALL delta;", "LOAD delta;")))
+queries = {}
+for section in pathlib.Path(questions).read_text().split("\n## ")[1:]:
+    queries[section.splitlines()[0]] = section.split("```sql\n")[1].split(";\n```")[0]
 question = None
 for line in lines:
     if line.startswith("--   SELECT"):
-        query = line[2:].strip(" ;")
-        answers[question] = duck.execute(f"SELECT CAST(COLUMNS(*) AS VARCHAR) FROM ({query})").fetchall()
+        queries[question] = line[2:].strip(" ;")
     elif line.startswith("-- "):
         question = line[3:].rstrip(":")
+answers = {
+    question: duck.execute(f"SELECT coalesce(CAST(COLUMNS(*) AS VARCHAR), 'NULL') FROM ({query})").fetchall()
+    for question, query in queries.items()
+}
 print(json.dumps({"counts": counts, "answers": answers}))
