@@ -140,7 +140,7 @@ fn dead_letter_contains_the_response() {
         .set("dlq_inspector.listen", &address)
         .create();
     let _inspector = pipe.start("dlq-inspector", "a", &[]);
-    let draft = |word: &str| Draft::new(word, word.to_owned());
+    let draft = |word: &'static str| Draft::new(word, word.to_owned());
     let mut enricher = pipe.enricher("a");
     let mut sent = pipe.produce(vec![draft("tenant suspended"), draft("too large")]);
     pipe.watch().until_ended(2, DEADLINE);
