@@ -12,20 +12,23 @@ CREATE OR REPLACE VIEW jobs AS SELECT * FROM delta_scan('LAKE/jobs');
 CREATE OR REPLACE VIEW audit AS SELECT * FROM delta_scan('LAKE/audit');
 CREATE OR REPLACE VIEW gaps AS SELECT * FROM delta_scan('LAKE/gaps');
 
--- The newest row of each record of a source: it waits, has succeeded or is dead.
+-- The newest row of each record of a source: it waits, has succeeded or is dead. A success without a result leaves no row: then, the state of a record that is due
+-- is unknown.
 CREATE OR REPLACE VIEW records AS
-SELECT * EXCLUDE (newest) FROM (
+SELECT * EXCLUDE (newest, expects_result)
+    REPLACE (CASE WHEN state = 'waiting' AND NOT expects_result AND process_after < now() THEN 'unknown' ELSE state END AS state)
+FROM (
     SELECT *, row_number() OVER (
         PARTITION BY pipeline, origin_topic, origin_partition, origin_offset
         ORDER BY kafka_timestamp DESC, state <> 'waiting' DESC, retry_count DESC
     ) AS newest
     FROM (
         SELECT 'waiting' AS state, pipeline, tier, origin_topic, origin_partition, origin_offset, origin_timestamp, retry_count,
-            process_after, failed_at, error_class, error_code, error_message, error_template, kafka_timestamp
+            process_after, failed_at, error_class, error_code, error_message, error_template, expects_result, kafka_timestamp
         FROM attempts
         UNION ALL
         SELECT outcome, pipeline, NULL, origin_topic, origin_partition, origin_offset, origin_timestamp, retry_count,
-            NULL, NULL, error_class, error_code, NULL, NULL, kafka_timestamp
+            NULL, NULL, error_class, error_code, NULL, NULL, NULL, kafka_timestamp
         FROM outcomes
     )
     WHERE origin_topic IS NOT NULL

@@ -6,6 +6,7 @@
 //! | [`ScheduleClient`] | creates, looks up, lists and changes recurring schedules over gRPC |
 //! | [`ControlClient`] | pauses, resumes and limits applications, pipelines and tiers at run time over gRPC |
 //! | [`JobProducer`] | schedules and cancels jobs by writing to the ingest topic; only Kafka has to be available |
+//! | [`RecordProducer`] | writes the records that a pipeline processes, and checks them against a JSON Schema before |
 //! | [`IngestTopic`] | builds the records of [`JobProducer`] for a producer of your own, for example in a transaction |
 //! | [`DeadLetterClient`] | lists, reads and watches the dead letters of all pipelines over gRPC |
 //! | [`RedriveClient`] | redrives, discards and restores dead letters over gRPC |
@@ -58,6 +59,8 @@ mod ingest;
 mod jobs;
 mod overview;
 mod producer;
+#[cfg(feature = "records")]
+mod records;
 mod redrives;
 mod request;
 mod schedules;
@@ -74,11 +77,15 @@ pub use ingest::{IngestTopic, InvalidCommand};
 pub use jobs::{Answer, JobClient, Scheduled};
 pub use overview::{OverviewClient, OverviewWatch};
 pub use producer::{JobProducer, ScheduleError};
+#[cfg(feature = "records")]
+pub use records::{RecordProducer, SendError, Totals};
 pub use redeliver_core::headers::TraceContext;
 pub use redeliver_core::job::{InvalidJobId, JobId, Priority};
 pub use redeliver_core::{Headers, Output, Position, Timestamp, TimestampType};
 pub use redeliver_kafka::KafkaSettings;
 pub use redeliver_proto::{convert, v1 as messages};
+#[cfg(feature = "records")]
+pub use redeliver_schema::Schema;
 pub use redrives::RedriveClient;
 pub use request::{InvalidRequest, JobRequest, When};
 pub use schedules::ScheduleClient;

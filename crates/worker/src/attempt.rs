@@ -13,13 +13,13 @@ use redeliver_core::failure::{FailureScope, MESSAGE_LIMIT, bounded_text};
 use redeliver_core::headers::TraceContext;
 use redeliver_core::route::Arrival;
 use redeliver_core::{Failure, HumanDuration, Outcome, Pipeline, Record};
+use redeliver_schema::Schema;
 use tokio::time::Instant;
 use tower::{BoxError, ServiceExt};
 use tracing::Instrument as _;
 
 use crate::handler::{Attempt, Handler};
 use crate::metrics::WorkerMetrics;
-use crate::schema::Schema;
 use crate::spans::AttemptSpan;
 
 /// Runs attempts of a pipeline.

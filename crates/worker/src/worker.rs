@@ -14,8 +14,9 @@ use redeliver_core::{Failure, HumanDuration, Pipeline};
 use redeliver_kafka::{IfFenced, IfRecreated, LaneSpec, TopicState, Waker};
 use redeliver_proto::v1::BreakerState;
 use redeliver_runtime::Config;
-use redeliver_runtime::config::{ConfigError, OrderingConfig, PipelineConfig};
+use redeliver_runtime::config::{ConfigError, OrderingConfig, PipelineConfig, SchemaConfig};
 use redeliver_runtime::health::Part;
+use redeliver_schema::Schema;
 use redeliver_service::host::{Host, NewLane, lane_grace};
 use redeliver_service::idle::Work;
 use redeliver_service::metrics::Serves;
@@ -34,7 +35,6 @@ use crate::groups::{GroupBy, GroupLimit, Grouping, Ordering};
 use crate::handler::Handler;
 use crate::metrics::{WorkerFamilies, WorkerMetrics};
 use crate::rate_limit::{Limiter, OwnedPartitions, RateLimit};
-use crate::schema::Schema;
 
 /// How a pipeline is processed.
 #[derive(Clone, Debug)]
@@ -79,7 +79,7 @@ impl WorkerSpec {
     /// # Errors
     /// If the schema cannot be used.
     pub fn from_config(config: &Config, name: &str, pipeline: &PipelineConfig) -> Result<Self, ConfigError> {
-        let schema = pipeline.schema.as_ref().map(Schema::from_config).transpose();
+        let schema = pipeline.schema.as_ref().map(schema_of).transpose();
         let schema = schema.map_err(|problem| {
             let section = if pipeline.is_retired() {
                 "retired"
@@ -118,6 +118,13 @@ impl WorkerSpec {
             schema,
             on_dead: None,
         })
+    }
+}
+
+fn schema_of(config: &SchemaConfig) -> Result<Schema, String> {
+    match config {
+        SchemaConfig::Inline(schema) => Schema::new(&schema.clone().into()),
+        SchemaConfig::File(path) => Schema::from_file(path),
     }
 }
 

@@ -21,7 +21,6 @@
 //! The scope of a failure is that of the whole call if it was for several records.
 
 mod batch;
-mod batcher;
 mod call_error;
 mod client;
 mod content_encoding;
@@ -54,14 +53,13 @@ use redeliver_core::outcome::Produced;
 use redeliver_core::{Clock, ErrorClass, Failure, Headers, HumanDuration, Outcome};
 use redeliver_runtime::config::BatchValues;
 use redeliver_service::Host;
-use redeliver_worker::Attempt;
+use redeliver_worker::{Attempt, BatchLimits, Batcher};
 use reqwest::header::{CONTENT_LENGTH, CONTENT_TYPE, HeaderMap, HeaderValue};
 use reqwest::{Client, Method, Request, Response, StatusCode, Url, Version};
 use tokio::time::{Instant, timeout, timeout_at};
 use tower::Service;
 
 use self::batch::RecordResult;
-use self::batcher::{Batcher, Limits};
 use self::call_error::CallError;
 use self::content_encoding::Undecodable;
 use self::credentials::{Credentials, InUse};
@@ -184,8 +182,8 @@ impl HttpHandler {
         };
         let endpoint = Arc::new(endpoint);
         let batches = settings.batch.map(|batch| {
-            let limits = Limits {
-                items: batch.records as usize,
+            let limits = BatchLimits {
+                records: batch.records as usize,
                 bytes: usize::try_from(batch.bytes).unwrap_or(usize::MAX),
                 wait: batch.wait.duration(),
                 calls: settings.concurrency,
@@ -249,19 +247,12 @@ impl Service<Attempt> for HttpHandler {
 }
 
 impl Batches {
-    /// Calls the endpoint for a record, and for others at the same time. A record that has failed before is called alone, so
-    /// that it does not use up the attempts of others if it makes the whole call fail.
+    /// Calls the endpoint for a record, and for others at the same time.
     async fn call(&self, attempt: &Attempt) -> Result<CallResult, Failure> {
-        let value = attempt.record.value.as_deref();
-        if let Err(problem) = batch::check(value, self.values) {
+        if let Err(problem) = batch::check(attempt.record.value.as_deref(), self.values) {
             return Err(Failure::permanent(INVALID_REQUEST, problem).with_scope(FailureScope::NotCalled));
         }
-        let (item, bytes) = (attempt.clone(), value.map_or(0, <[u8]>::len));
-        let has_failed = attempt.failed_attempts > 0 || attempt.is_repeated;
-        match has_failed {
-            true => self.batcher.process_alone(item).await,
-            false => self.batcher.process(item, bytes).await,
-        }
+        self.batcher.process_attempt(attempt.clone()).await
     }
 }
 

@@ -9,7 +9,8 @@
 //! | those after the rows | an earlier attempt has committed them, although its outcome was unknown |
 //! | others | another process has written. The rows are dropped, and reading goes on from the positions |
 //!
-//! After a conflict or an unknown outcome, the snapshot is refreshed and compared again; neither is ever taken for a success or a failure. An attempt whose
+//! The snapshot is refreshed before the first attempt: an entry after an old one may have been deleted, so that a commit after it would succeed, and be seen by
+//! nobody. After a conflict or an unknown outcome, the snapshot is refreshed and compared again; neither is ever taken for a success or a failure. An attempt whose
 //! request arrives late can only fail, or have succeeded: the snapshot decides.
 
 use redeliver_kafka::fault;
@@ -158,6 +159,7 @@ impl<T: Table> Appender<T> {
             pending.rows = None;
             fault::point("lake_after_file");
         }
+        self.snapshot = self.table.refresh(&self.snapshot)?;
         let mut failed = None;
         loop {
             let mut found = Vec::with_capacity(pending.moves.len());

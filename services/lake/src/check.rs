@@ -111,9 +111,10 @@ impl Found {
                 id.value(row).to_owned(),
                 partition.value(row),
             );
-            let position = format!("{}/{}/{}", key.0, key.2, offset.value(row));
             if !self.partitions.entry(key).or_default().add(offset.value(row)) {
-                self.wrong.push(format!("{position} has several rows"));
+                let (topic, partition, offset) = (topic.value(row), partition.value(row), offset.value(row));
+                self.wrong
+                    .push(format!("{topic}/{partition}/{offset} has several rows"));
             }
         }
     }

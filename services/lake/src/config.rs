@@ -6,6 +6,9 @@ use redeliver_runtime::Config;
 use redeliver_runtime::config::{Findings, OwnSections, display_from_str};
 use serde::{Deserialize, Serialize};
 
+/// The most headers that are in a column.
+const MAX_HEADERS: usize = 32;
+
 /// The section of the lake, and what it reads of another one.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
@@ -43,6 +46,8 @@ pub struct LakeConfig {
     pub keep_replaced: HumanDuration,
     /// Whether the table of dead letters contains their values.
     pub payloads: bool,
+    /// Names of headers that attempts, outcomes and dead letters contain.
+    pub headers: Vec<String>,
 }
 
 impl Default for LakeConfig {
@@ -54,6 +59,7 @@ impl Default for LakeConfig {
             maintenance_interval: HumanDuration::from_secs(3_600),
             keep_replaced: HumanDuration::from_secs(7 * 86_400),
             payloads: false,
+            headers: Vec::new(),
         }
     }
 }
@@ -77,6 +83,9 @@ impl LakeConfig {
         findings.range("keep_replaced", self.keep_replaced, hour..=longest);
         // A column of texts has less than 2 GiB.
         findings.range("buffer_bytes", self.buffer_bytes, 1 << 20..=1 << 30);
+        if self.headers.len() > MAX_HEADERS || self.headers.iter().any(String::is_empty) {
+            findings.report("headers", format!("must be at most {MAX_HEADERS} names"));
+        }
         if let Some(location) = &self.location
             && !location.starts_with('/')
             && !location.contains("://")

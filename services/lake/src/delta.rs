@@ -22,6 +22,7 @@ use delta_kernel::parquet::basic::{Compression, ZstdLevel};
 use delta_kernel::parquet::file::properties::WriterProperties;
 use delta_kernel::schema::{DataType, StructField, StructType};
 use delta_kernel::snapshot::IncrementalReplay;
+use delta_kernel::table_features::ColumnMappingMode;
 use delta_kernel::transaction::create_table::create_table;
 use delta_kernel::transaction::data_layout::DataLayout;
 use delta_kernel::transaction::{
@@ -113,7 +114,10 @@ impl Location {
 
     fn store(&self) -> KernelResult<Arc<DynObjectStore>> {
         let of_stores = |name: &String| STORE_VARIABLES.iter().any(|prefix| name.starts_with(prefix));
-        let variables = std::env::vars().filter(|(name, _)| of_stores(name));
+        // Others may not be UTF-8.
+        let variables = std::env::vars_os()
+            .filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)))
+            .filter(|(name, _)| of_stores(name));
         store_from_url_opts(
             &self.0,
             variables.map(|(name, value)| (name.to_lowercase(), value)),
@@ -361,18 +365,29 @@ impl DeltaTable {
         self.newest()
     }
 
-    /// The columns that the table does not have yet.
-    fn lacking(&self, snapshot: &Snapshot) -> Result<Vec<StructField>, TableError> {
-        if snapshot
-            .table_properties()
-            .set_transaction_retention_duration
-            .is_some()
-        {
+    /// Checks properties that another engine may have set, also while this process runs.
+    ///
+    /// # Errors
+    /// If one of them makes the table unsuitable.
+    fn check(&self, snapshot: &Snapshot) -> Result<(), TableError> {
+        let properties = snapshot.table_properties();
+        if properties.set_transaction_retention_duration.is_some() {
             let problem = format!(
                 "has the property {FORGETS}, which makes it forget what it contains; remove the property"
             );
             return Err(self.unsuitable(&problem));
         }
+        match properties.column_mapping_mode {
+            None | Some(ColumnMappingMode::None) => Ok(()),
+            Some(_) => Err(self.unsuitable(
+                &"has column mapping, with which files are not rewritten; write to another location",
+            )),
+        }
+    }
+
+    /// The columns that the table does not have yet.
+    fn lacking(&self, snapshot: &Snapshot) -> Result<Vec<StructField>, TableError> {
+        self.check(snapshot)?;
         let existing = snapshot.schema();
         let mut lacking = Vec::new();
         for column in self.schema.columns {
@@ -416,9 +431,10 @@ impl DeltaTable {
         &self,
         snapshot: &SnapshotRef,
         rows: &RecordBatch,
-        day: i32,
+        day: Option<i32>,
         now: Timestamp,
     ) -> KernelResult<File> {
+        let day = day.map_or(Scalar::Null(DataType::DATE), Scalar::Date);
         let transaction = snapshot
             .clone()
             .update_table(UpdateTableOperation::StreamingUpdate, ENGINE, true)
@@ -426,7 +442,7 @@ impl DeltaTable {
         let context = transaction
             .write_state()?
             .write_context_builder()
-            .with_partition_values(HashMap::from([(DAY.to_owned(), Scalar::Date(day))]))
+            .with_partition_values(HashMap::from([(DAY.to_owned(), day)]))
             .build()?;
         let statistics = collect_stats(rows, context.stats_columns(), context.physical_data_schema())?;
         let bytes = parquet(rows)?;
@@ -469,9 +485,22 @@ impl DeltaTable {
 
     /// Writes a checkpoint, if one is due after this snapshot. A failure only makes reading slower.
     pub(crate) fn checkpoint(&self, snapshot: &SnapshotRef) -> Option<SnapshotRef> {
-        if snapshot.version() == 0 || !snapshot.version().is_multiple_of(CHECKPOINT_EVERY) {
-            return None;
-        }
+        let is_due = snapshot.version() > 0 && snapshot.version().is_multiple_of(CHECKPOINT_EVERY);
+        is_due.then(|| self.write_checkpoint(snapshot)).flatten()
+    }
+
+    /// As [`DeltaTable::checkpoint`], if none was written for longer, because somebody else has committed the versions that are due. Blocks.
+    ///
+    /// # Errors
+    /// If the log cannot be listed.
+    pub(crate) fn checkpoint_if_missed(&self, snapshot: SnapshotRef) -> Result<SnapshotRef, TableError> {
+        let last = self.last_checkpoint().map_err(self.failed("listing files"))?;
+        let is_missed = snapshot.version() >= last.unwrap_or(0) + CHECKPOINT_EVERY;
+        let written = is_missed.then(|| self.write_checkpoint(&snapshot)).flatten();
+        Ok(written.unwrap_or(snapshot))
+    }
+
+    fn write_checkpoint(&self, snapshot: &SnapshotRef) -> Option<SnapshotRef> {
         let written = snapshot.checkpoint(&*self.engine, None);
         let written = written.and_then(|(_, snapshot)| snapshot.write_checksum(&*self.engine));
         match written {
@@ -505,6 +534,7 @@ impl Table for DeltaTable {
     }
 
     fn position(&self, snapshot: &SnapshotRef, id: &str) -> Result<Option<i64>, TableError> {
+        self.check(snapshot)?;
         let position = snapshot.get_app_id_version(id, &*self.engine);
         position.map_err(self.failed("reading positions"))
     }
@@ -512,7 +542,7 @@ impl Table for DeltaTable {
     fn write(&self, snapshot: &SnapshotRef, rows: &DayRows) -> Result<File, TableError> {
         let day = rows.appended_at.as_millis().div_euclid(MILLIS_PER_DAY);
         let day = i32::try_from(day).unwrap_or(i32::MAX);
-        self.write_file(snapshot, &rows.rows, day, rows.appended_at)
+        self.write_file(snapshot, &rows.rows, Some(day), rows.appended_at)
             .map_err(self.failed("writing a file"))
     }
 

@@ -111,13 +111,13 @@ impl Ingest {
                     tracing::warn!(error, "cannot open tables; retrying");
                 }
             }
-            if self.is_stopped_within(backoff.next_delay()) {
+            if is_stopped_within(&self.stop, backoff.next_delay()) {
                 return Ok(());
             }
         };
         let mut running = Running {
             follower: Follower::strict(&self.settings, Waker::new())?,
-            rows: Rows::new(self.masking.clone(), self.lake.payloads),
+            rows: Rows::new(self.masking.clone(), &self.lake),
             ingest: self,
             buffers,
             feeds: Feeds::default(),
@@ -133,7 +133,7 @@ impl Ingest {
                 Ok(()) => backoff.reset(),
                 Err(interrupted) => {
                     running.interrupted(&interrupted);
-                    if running.ingest.is_stopped_within(backoff.next_delay()) {
+                    if is_stopped_within(&running.ingest.stop, backoff.next_delay()) {
                         break;
                     }
                 }
@@ -141,14 +141,15 @@ impl Ingest {
         }
         Ok(())
     }
+}
 
-    fn is_stopped_within(&self, time: Duration) -> bool {
-        let deadline = Instant::now() + time;
-        while !self.stop.is_cancelled() && Instant::now() < deadline {
-            std::thread::sleep(POLL_TIMEOUT.min(time));
-        }
-        self.stop.is_cancelled()
+/// Waits for so long, or until the process stops. Returns whether it stops.
+pub(crate) fn is_stopped_within(stop: &CancellationToken, time: Duration) -> bool {
+    let deadline = Instant::now() + time;
+    while !stop.is_cancelled() && Instant::now() < deadline {
+        std::thread::sleep(POLL_TIMEOUT.min(time));
     }
+    stop.is_cancelled()
 }
 
 fn open(store: &Store) -> Result<Vec<Buffer>, TableError> {
@@ -182,7 +183,7 @@ fn buffered(buffers: &[Buffer]) -> usize {
     buffers.iter().map(|buffer| buffer.batch.bytes()).sum()
 }
 
-/// The table to flush next, if one is due, without those that wait for something.
+/// The table to flush next, if one is due, without those that wait for something, and those whose last rows were not appended.
 fn due<W>(buffers: &[Buffer], lake: &LakeConfig, waiting: &BTreeMap<usize, W>) -> Option<usize> {
     let interval = lake.flush_interval.duration();
     let is_due = |buffer: &Buffer| {
@@ -197,6 +198,7 @@ fn due<W>(buffers: &[Buffer], lake: &LakeConfig, waiting: &BTreeMap<usize, W>) -
             .iter()
             .enumerate()
             .filter(|(table, _)| !waiting.contains_key(table))
+            .filter(|(_, buffer)| !buffer.is_stale && !buffer.appender.is_pending())
     };
     if let Some((due, _)) = free().find(|(_, buffer)| is_due(buffer)) {
         return Some(due);
@@ -231,26 +233,36 @@ struct Running {
 
 impl Running {
     fn round(&mut self) -> Result<(), Interrupted> {
-        // What could not be appended goes first, so that at most one batch of each table is in memory besides the next one.
+        // What could not be appended goes first, so that at most one batch of each table is in memory besides the next one. A table that fails does not hold up
+        // others.
+        let mut failed = None;
         for table in 0..self.buffers.len() {
-            if self.buffers[table].appender.is_pending() {
-                let appended = self.buffers[table].appender.resume();
-                self.appended(table, appended)?;
-            }
-            if self.buffers[table].is_stale {
-                self.reload(table)?;
+            if let Err(error) = self.resume(table) {
+                failed.get_or_insert(error);
             }
         }
-        if Instant::now() >= self.next_survey {
-            self.survey()?;
-            self.next_survey = Instant::now() + SURVEY_INTERVAL;
+        if failed.is_none() {
+            if Instant::now() >= self.next_survey {
+                self.next_survey = Instant::now() + SURVEY_INTERVAL;
+                failed = self.survey().err();
+            }
+            self.gather()?;
         }
-        self.gather()?;
         let mut waiting = BTreeMap::new();
-        while let Some(table) = due(&self.buffers, &self.ingest.lake, &waiting) {
-            if let Flushed::Waits(topic) = self.flush(table)? {
-                waiting.insert(table, topic);
+        while !self.ingest.stop.is_cancelled()
+            && let Some(table) = due(&self.buffers, &self.ingest.lake, &waiting)
+        {
+            match self.flush(table) {
+                Ok(Flushed::Done) => {}
+                Ok(Flushed::Waits(topic)) => drop(waiting.insert(table, topic)),
+                Err(error) => {
+                    failed.get_or_insert(error);
+                    break;
+                }
             }
+        }
+        if let Some(error) = failed {
+            return Err(error);
         }
         let waiting = waiting
             .into_values()
@@ -265,6 +277,18 @@ impl Running {
                 self.log_throttle.reset();
                 self.ingest.part.ready();
             }
+        }
+        Ok(())
+    }
+
+    /// Appends what is left of a table, or reads its positions again.
+    fn resume(&mut self, table: usize) -> Result<(), Interrupted> {
+        if self.buffers[table].appender.is_pending() {
+            let appended = self.buffers[table].appender.resume();
+            self.appended(table, appended)?;
+        }
+        if self.buffers[table].is_stale {
+            self.reload(table)?;
         }
         Ok(())
     }
@@ -343,9 +367,20 @@ impl Running {
         let mut starts = Vec::new();
         for (partition, extent) in (0..).zip(&found.partitions) {
             let buffers = &self.buffers;
-            let start = self.feeds.start(&found.name, partition, *extent, |table, id| {
+            let mut start = self.feeds.start(&found.name, partition, *extent, |table, id| {
                 buffers[table].appender.position(id)
             })?;
+            // Read from the beginning for a table without a position, it is never out of range for another one.
+            if let (Some(Start { from: None, .. }), Some(extent)) = (&start, *extent) {
+                let lost = self.feeds.before(&found.name, partition, extent.low);
+                if !lost.is_empty() {
+                    self.append_gaps(&lost, "expired")?;
+                    start = self.feeds.skip_to(&found.name, partition, extent);
+                    // Not from the beginning: then, records that are deleted meanwhile are noticed.
+                    let from = Some(extent.low);
+                    start = start.map(|start| Start { from, ..start });
+                }
+            }
             starts.extend(start);
         }
         self.follow_from(&starts)
@@ -565,19 +600,21 @@ impl Running {
             .ok()
             .and_then(|index| *found.partitions.get(index)?);
         let Some(extent) = extent else { return Ok(()) };
-        let lost = self.feeds.before(topic, partition, extent.low);
-        self.append_gaps(&lost, "expired")?;
-        if let Some(start) = self.feeds.skip_to(topic, partition, extent) {
-            return self.follow_from(&[start]);
+        let expired = self.feeds.before(topic, partition, extent.low);
+        if expired.is_empty() {
+            tracing::error!(
+                topic = &**topic,
+                partition,
+                end = extent.end,
+                "the partition has lost records that the tables contain; reading on from the offset after them"
+            );
+            let lost = self.feeds.truncated(topic, partition, extent.end);
+            self.append_gaps(&lost, "truncated")?;
+        } else {
+            self.append_gaps(&expired, "expired")?;
         }
-        tracing::error!(
-            topic = &**topic,
-            partition,
-            end = extent.end,
-            "the tables contain records beyond the end of the partition: it has lost records; waiting until it reaches that offset"
-        );
-        let lost = self.feeds.beyond(topic, partition, extent.end);
-        self.append_gaps(&lost, "truncated")
+        let start = self.feeds.skip_to(topic, partition, extent);
+        self.follow_from(start.as_slice())
     }
 
     /// Adds rows about missing records, before positions pass them.

@@ -5,8 +5,10 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::process::ExitCode;
-use std::time::{Duration, Instant};
+use std::sync::Arc;
+use std::time::Duration;
 
+use delta_kernel::SnapshotRef;
 use delta_kernel::arrow::array::{AsArray as _, BooleanArray, RecordBatch, StringArray};
 use delta_kernel::arrow::compute::kernels::cmp::eq;
 use delta_kernel::arrow::compute::{and, cast, filter_record_batch};
@@ -24,6 +26,7 @@ use crate::appender::Table as _;
 use crate::config::{LakeConfig, Sections};
 use crate::delta::rewrite::{LiveFile, Replacement};
 use crate::delta::{DeltaTable, MILLIS_PER_DAY, Store, TableError};
+use crate::ingest::is_stopped_within;
 use crate::metrics::Metrics;
 use crate::schema::{Kind, Schema, TABLES};
 use crate::service::location;
@@ -51,7 +54,7 @@ pub(crate) struct Done {
 pub(crate) struct Maintenance {
     pub(crate) store: Store,
     pub(crate) lake: LakeConfig,
-    pub(crate) clock: std::sync::Arc<dyn Clock>,
+    pub(crate) clock: Arc<dyn Clock>,
     pub(crate) metrics: Metrics,
     pub(crate) stop: CancellationToken,
 }
@@ -62,7 +65,7 @@ impl Maintenance {
         let interval = self.lake.maintenance_interval.duration();
         let mut wait = interval.min(FIRST);
         let mut large = BTreeSet::new();
-        while !self.is_stopped_within(wait) {
+        while !is_stopped_within(&self.stop, wait) {
             wait = interval;
             for schema in TABLES {
                 let work = Work {
@@ -100,14 +103,6 @@ impl Maintenance {
             }
         }
     }
-
-    fn is_stopped_within(&self, time: Duration) -> bool {
-        let deadline = Instant::now() + time;
-        while !self.stop.is_cancelled() && Instant::now() < deadline {
-            std::thread::sleep(Duration::from_millis(200).min(time));
-        }
-        self.stop.is_cancelled()
-    }
 }
 
 /// How tables are maintained.
@@ -140,12 +135,15 @@ impl Work<'_> {
             }
             let merged = match self.is_dry_run {
                 true => group.len(),
-                false => merge(&table, &snapshot, &group, self.now, MERGED_BYTES, large)?,
+                false => merge(&table, &snapshot, &group, MERGED_BYTES, large)?,
             };
             if merged > 0 {
                 done.merged = (done.merged.0 + merged, done.merged.1 + 1);
                 snapshot = table.refresh(&snapshot)?;
             }
+        }
+        if !self.is_dry_run {
+            snapshot = table.checkpoint_if_missed(snapshot)?;
         }
         let kept = i64::try_from(self.lake.keep_replaced.as_millis()).unwrap_or(i64::MAX);
         let before = Timestamp::from_millis(self.now.as_millis().saturating_sub(kept));
@@ -166,8 +164,11 @@ impl Work<'_> {
 fn groups(files: &[LiveFile], today: i32) -> Vec<Vec<&LiveFile>> {
     let mut days: BTreeMap<i32, Vec<&LiveFile>> = BTreeMap::new();
     for file in files {
-        if file.rows < SMALL.0 && file.meta.size < SMALL.1 {
-            days.entry(file.day).or_default().push(file);
+        if let Some(day) = file.day
+            && file.rows < SMALL.0
+            && file.meta.size < SMALL.1
+        {
+            days.entry(day).or_default().push(file);
         }
     }
     let mut groups = Vec::new();
@@ -196,9 +197,8 @@ fn groups(files: &[LiveFile], today: i32) -> Vec<Vec<&LiveFile>> {
 /// small only because they are compressed, stay as they are, and are added to `large`, so that they are not read each time.
 fn merge(
     table: &DeltaTable,
-    snapshot: &<DeltaTable as crate::appender::Table>::Snapshot,
+    snapshot: &SnapshotRef,
     group: &[&LiveFile],
-    now: Timestamp,
     limit: usize,
     large: &mut BTreeSet<Url>,
 ) -> Result<usize, TableError> {
@@ -217,11 +217,11 @@ fn merge(
             break;
         }
     }
-    let day = group.first().map_or(0, |file| file.day);
+    let day = group.first().and_then(|file| file.day);
     if merged.len() < 2 {
         return Ok(0);
     }
-    let Some(file) = table.write_rows(snapshot, &rows, day, now)? else {
+    let Some(file) = table.write_rows(snapshot, &rows, day)? else {
         return Ok(0);
     };
     let is_merged = table.replace(snapshot, &merged, &Replacement::Same(&file))?;
@@ -264,9 +264,8 @@ impl Condition {
 /// Removes rows from a table until its newest snapshot has none of them, and returns how many. Blocks.
 fn purge(
     table: &DeltaTable,
-    mut snapshot: <DeltaTable as crate::appender::Table>::Snapshot,
+    mut snapshot: SnapshotRef,
     condition: &Condition,
-    now: Timestamp,
     is_dry_run: bool,
 ) -> Result<usize, TableError> {
     let (mut purged, mut others) = (0, BTreeSet::new());
@@ -290,7 +289,7 @@ fn purge(
                 continue;
             }
             if !is_dry_run {
-                let replacement = table.write_rows(&snapshot, &left, file.day, now)?;
+                let replacement = table.write_rows(&snapshot, &left, file.day)?;
                 let removed = BTreeSet::from([file.meta.location]);
                 let replacement = Replacement::Fewer(replacement.as_ref());
                 let is_replaced = table.replace(&snapshot, &removed, &replacement)?;
@@ -355,7 +354,7 @@ pub fn purge_rows(args: &CommonArgs, conditions: &[(String, String)], is_dry_run
         println!("{:<14}{:>14}", "TABLE", "PURGED ROWS");
         let code = of_each(tables, |schema| {
             let (table, snapshot) = store.open_existing(schema)?;
-            let purged = purge(&table, snapshot, &condition, SystemClock.now(), is_dry_run)?;
+            let purged = purge(&table, snapshot, &condition, is_dry_run)?;
             println!("{:<14}{purged:>14}", schema.table);
             Ok(())
         });

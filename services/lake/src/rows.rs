@@ -21,6 +21,7 @@ use redeliver_proto::convert::{from_priority, from_state, time};
 use redeliver_proto::{Message, v1};
 
 use crate::batch::{Batch, Row};
+use crate::config::LakeConfig;
 use crate::schema::Schema;
 use crate::schema::{ATTEMPTS, AUDIT, DEAD_LETTERS, DECISIONS, JOBS, OUTCOMES};
 
@@ -32,6 +33,8 @@ pub(crate) struct Origin {
     pub(crate) tier: Option<String>,
     /// Whether its records are dead letters.
     pub(crate) is_dead: bool,
+    /// Whether each success of its pipeline has a result.
+    pub(crate) expects_result: bool,
     /// The dead-letter topic whose masking rules apply.
     pub(crate) masked_as: String,
 }
@@ -41,11 +44,17 @@ pub(crate) struct Rows {
     masking: Masking,
     /// Whether values of dead letters are read.
     payloads: bool,
+    /// The names of headers that are read.
+    headers: Vec<String>,
 }
 
 impl Rows {
-    pub(crate) fn new(masking: Masking, payloads: bool) -> Self {
-        Self { masking, payloads }
+    pub(crate) fn new(masking: Masking, lake: &LakeConfig) -> Self {
+        Self {
+            masking,
+            payloads: lake.payloads,
+            headers: lake.headers.clone(),
+        }
     }
 
     /// Adds the row of a record.
@@ -62,8 +71,16 @@ impl Rows {
         row.long("kafka_offset", Some(record.position.offset));
         row.time("kafka_timestamp", record.timestamp);
         match schema.table {
-            table if table == ATTEMPTS.table => attempt(&mut row, record, origin, &headers, &mask),
-            table if table == OUTCOMES.table => outcome(&mut row, record, origin, &headers, &mask),
+            table if table == ATTEMPTS.table => {
+                attempt(&mut row, record, origin, &headers, &mask);
+                self.headers(&mut row, &headers);
+                row.nulls_before("expects_result");
+                row.flag("expects_result", Some(origin.expects_result));
+            }
+            table if table == OUTCOMES.table => {
+                outcome(&mut row, record, origin, &headers, &mask);
+                self.headers(&mut row, &headers);
+            }
             table if table == DEAD_LETTERS.table => self.dead_letter(&mut row, record, &headers, &mask),
             table if table == DECISIONS.table => decision(&mut row, record),
             table if table == JOBS.table => job(&mut row, record),
@@ -101,6 +118,21 @@ impl Rows {
             },
         }
         value_size(row, record, mask);
+        self.headers(row, headers);
+    }
+
+    /// The named headers, as a JSON object.
+    fn headers(&self, row: &mut Row<'_>, headers: &Headers) {
+        let mut found = serde_json::Map::new();
+        for name in &self.headers {
+            match headers.last(name).map(std::str::from_utf8) {
+                Some(Ok(text)) => drop(found.insert(name.clone(), text.into())),
+                Some(Err(_)) => return row.does_not_fit("headers"),
+                None => {}
+            }
+        }
+        let found = (!found.is_empty()).then(|| serde_json::Value::Object(found).to_string());
+        row.text("headers", found.as_deref());
     }
 }
 

@@ -55,18 +55,18 @@ macro_rules! schema {
 schema! { ATTEMPTS "attempts":
     pipeline Text, tier Text, origin_topic Text, origin_partition Int, origin_offset Long, origin_timestamp Time, retry_count Long,
     process_after Time, failed_at Time, error_class Text, error_code Text, error_message Text, error_template Text, job_id Text,
-    trace_id Text, value_size Long,
+    trace_id Text, value_size Long, headers Text, expects_result Flag,
 }
 
 schema! { OUTCOMES "outcomes":
     outcome Text, pipeline Text, origin_topic Text, origin_partition Int, origin_offset Long, origin_timestamp Time, retry_count Long,
-    error_class Text, error_code Text, job_id Text, trace_id Text, value_size Long,
+    error_class Text, error_code Text, job_id Text, trace_id Text, value_size Long, headers Text,
 }
 
 schema! { DEAD_LETTERS "dead_letters":
     dialect Text, pipeline Text, origin_topic Text, origin_partition Int, origin_offset Long, origin_timestamp Time, retry_count Long,
     failed_at Time, error_class Text, error_code Text, error_message Text, error_template Text, group_id Text, job_id Text,
-    trace_id Text, redrive_count Long, payload_omitted Text, key Text, value Text, value_size Long,
+    trace_id Text, redrive_count Long, payload_omitted Text, key Text, value Text, value_size Long, headers Text,
 }
 
 schema! { DECISIONS "decisions":

@@ -1,6 +1,6 @@
 //! Which topics belong to which tables.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use redeliver_core::pipeline::{TopicRole, parse_retry_topic};
@@ -18,8 +18,8 @@ pub(crate) struct Sources {
     letters: Patterns,
     /// The dead-letter topic of each output's pipeline.
     outputs: BTreeMap<Arc<str>, Arc<str>>,
-    /// Pipelines, in whose tiers attempts are, whatever tiers they have now.
-    pipelines: BTreeSet<Arc<str>>,
+    /// Pipelines, in whose tiers attempts are, whatever tiers they have now, and whether each success has a result.
+    pipelines: BTreeMap<Arc<str>, bool>,
     state: Arc<str>,
     audit: String,
 }
@@ -44,7 +44,13 @@ impl Sources {
             letters: Patterns::new(&own.dlq_inspector.topics)
                 .without([config.audit_topic(), config.control_topic()]),
             outputs: outputs.collect(),
-            pipelines: pipelines.iter().map(|pipeline| pipeline.name.clone()).collect(),
+            pipelines: pipelines
+                .iter()
+                .map(|pipeline| {
+                    let expects_result = pipeline.output.is_some() && !pipeline.drops_results;
+                    (pipeline.name.clone(), expects_result)
+                })
+                .collect(),
             state: config.scheduler.topics().state,
             audit: config.audit_topic(),
         }
@@ -58,6 +64,7 @@ impl Sources {
                 topic_id: topic_id.to_owned(),
                 tier: None,
                 is_dead: false,
+                expects_result: false,
                 masked_as: masked_as.to_owned(),
             },
         };
@@ -67,10 +74,11 @@ impl Sources {
             return Some(letters);
         }
         if let Some((pipeline, Some(tier))) = parse_retry_topic(topic)
-            && self.pipelines.contains(pipeline)
+            && let Some(expects_result) = self.pipelines.get(pipeline)
         {
             let mut attempts = source(&[&ATTEMPTS], &format!("{pipeline}-dlq"));
             attempts.origin.tier = Some(tier.to_string());
+            attempts.origin.expects_result = *expects_result;
             return Some(attempts);
         }
         if let Some(letters) = self.outputs.get(topic) {
@@ -129,6 +137,20 @@ mod tests {
             ("scheduler.jobs.ingest", None),
         ] {
             assert_eq!(tables(topic), expected, "{topic}");
+        }
+        for (yaml, expected) in [
+            (yaml, true),
+            ("pipelines: { docs: {} }", false),
+            (
+                "pipelines: { docs: { output: { pointer: /kind, topics: { a: docs-out }, default: null }, http: { url: 'http://x/' } } }",
+                false,
+            ),
+        ] {
+            let config = ProgramConfig::<Sections>::from_yaml(yaml).unwrap();
+            let source = Sources::new(&config, &config.own)
+                .of("docs-retry-5s", "id")
+                .unwrap();
+            assert_eq!(source.origin.expects_result, expected, "{yaml}");
         }
         let audit = config.audit_topic();
         assert_eq!(tables(&audit), found("audit", &audit));

@@ -311,12 +311,17 @@ async fn produce(kafka: KafkaSettings, rate: f64, stop: CancellationToken) -> an
             ),
             _ => (PIPELINE.into(), document),
         };
+        let mut headers = Headers::new();
+        headers.push_text(
+            "tenant",
+            ["acme", "globex", "initech"][usize::try_from(number % 3)?],
+        );
         let output = Output {
             topic,
             partition: None,
             key: Some(format!("doc-{number}").into()),
             value: Some(value.to_string().into()),
-            headers: Headers::new(),
+            headers,
         };
         producer.send(&output).await?;
     }

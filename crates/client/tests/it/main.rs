@@ -1,3 +1,4 @@
 //! Tests of the client with a real Kafka.
 
 mod producer;
+mod records;

@@ -16,16 +16,16 @@ use redeliver_proto::v1::job_command::Command;
 use redeliver_proto::{Message as _, v1};
 use redeliver_testkit::{brokers, unique};
 
-const PARTITIONS: i32 = 7;
-const SOON: Duration = Duration::from_secs(60);
+pub(crate) const PARTITIONS: i32 = 7;
+pub(crate) const SOON: Duration = Duration::from_secs(60);
 
-struct Ingest {
-    kafka: KafkaSettings,
-    topic: Arc<str>,
+pub(crate) struct Ingest {
+    pub(crate) kafka: KafkaSettings,
+    pub(crate) topic: Arc<str>,
 }
 
 impl Ingest {
-    async fn create(name: &str) -> Self {
+    pub(crate) async fn create(name: &str) -> Self {
         let topic: Arc<str> = unique(name).into();
         let kafka = KafkaSettings::new(brokers(), unique("client"));
         let settings = TopicSettings {
@@ -44,7 +44,7 @@ impl Ingest {
         JobProducer::new(&self.kafka, self.topic.clone()).unwrap()
     }
 
-    async fn records(&self) -> Vec<Record> {
+    pub(crate) async fn records(&self) -> Vec<Record> {
         let (kafka, topic) = (self.kafka.clone(), self.topic.clone());
         let read = tokio::task::spawn_blocking(move || {
             let mut records = Vec::new();

@@ -9,6 +9,9 @@ use url::Url;
 use super::{DeltaTable, LONGEST_APPEND, TableError};
 use crate::schema::DAY;
 
+/// What the name of a checkpoint ends with.
+const CHECKPOINT: &str = "checkpoint.parquet";
+
 /// An object of the log.
 struct Entry {
     version: Version,
@@ -65,12 +68,25 @@ impl DeltaTable {
             .filter(|file| file.last_modified < written_before)
             .filter(|file| !needed.contains(path_end(&file.location).1));
         let mut unneeded: Vec<Url> = files.map(|file| file.location).collect();
-        let checkpoints = log.iter().filter(|entry| entry.kind == "checkpoint.parquet");
+        let checkpoints = log.iter().filter(|entry| entry.kind == CHECKPOINT);
         if let Some(first) = checkpoints.filter(is_old).map(|entry| entry.version).max() {
             let earlier = log.into_iter().filter(|entry| entry.version < first);
             unneeded.extend(earlier.map(|entry| entry.meta.location));
         }
         Ok(unneeded)
+    }
+
+    /// The version of the newest checkpoint.
+    pub(super) fn last_checkpoint(&self) -> KernelResult<Option<Version>> {
+        let log = self.root.join("_delta_log/")?;
+        let mut last = None;
+        for meta in self.engine.storage_handler().list_from(&log)? {
+            let meta = meta?;
+            let entry = entry(path_end(&meta.location).1, &meta);
+            let checkpoint = entry.filter(|entry| entry.kind == CHECKPOINT);
+            last = last.max(checkpoint.map(|entry| entry.version));
+        }
+        Ok(last)
     }
 
     /// Deletes an object. Blocks.

@@ -10,10 +10,10 @@ use delta_kernel::engine_data::FilteredEngineData;
 use delta_kernel::expressions::Scalar;
 use delta_kernel::schema::PrimitiveType;
 use delta_kernel::transaction::{CommitResult, UpdateTableOperation};
-use delta_kernel::{Engine as _, FileMeta, KernelResult, SnapshotRef};
+use delta_kernel::{Engine as _, FileMeta, KernelError, KernelResult, SnapshotRef};
 use delta_kernel_default_engine::build_add_file_metadata;
 use delta_kernel_default_engine::parquet::DataFileMetadata;
-use redeliver_core::Timestamp;
+use redeliver_core::{Clock as _, SystemClock};
 use redeliver_kafka::fault;
 use url::Url;
 
@@ -29,8 +29,8 @@ const ATTEMPTS: u32 = 20;
 pub(crate) struct LiveFile {
     pub(crate) meta: FileMeta,
     pub(crate) rows: u64,
-    /// In days since 1970.
-    pub(crate) day: i32,
+    /// In days since 1970; `None` in a file of another engine.
+    pub(crate) day: Option<i32>,
 }
 
 /// The files of a snapshot, and what the log says about them.
@@ -67,17 +67,21 @@ impl DeltaTable {
     /// The files of a snapshot. Blocks.
     ///
     /// # Errors
-    /// If the log cannot be read.
+    /// If the log cannot be read, or the table is unsuitable.
     pub(crate) fn live(&self, snapshot: &SnapshotRef) -> Result<Live, TableError> {
-        let read = || -> KernelResult<Live> {
+        self.check(snapshot)?;
+        let mut has_vectors = false;
+        let mut read = || -> KernelResult<Live> {
             let scan = snapshot.clone().scan_builder().build()?;
             let mut live = Live::default();
             for found in scan.scan_metadata(&*self.engine)? {
                 let found = found?;
                 for file in found.visit_scan_files(Vec::new(), Vec::push)? {
+                    has_vectors |= file.dv_info.has_vector();
                     let day = file.partition_values.get(DAY).map_or("", String::as_str);
-                    let Scalar::Date(day) = PrimitiveType::Date.parse_scalar(day)? else {
-                        continue;
+                    let day = match PrimitiveType::Date.parse_scalar(day)? {
+                        Scalar::Date(day) => Some(day),
+                        _ => None,
                     };
                     let size = u64::try_from(file.size).unwrap_or(0);
                     live.files.push(LiveFile {
@@ -91,7 +95,13 @@ impl DeltaTable {
             }
             Ok(live)
         };
-        read().map_err(self.failed("reading the log"))
+        let live = read().map_err(self.failed("reading the log"))?;
+        if has_vectors {
+            // Their rows would come back.
+            let problem = "has deletion vectors; remove them, for example with REORG TABLE ... APPLY (PURGE)";
+            return Err(self.unsuitable(&problem));
+        }
+        Ok(live)
     }
 
     /// The rows of a file, without the day. Blocks.
@@ -129,15 +139,14 @@ impl DeltaTable {
         &self,
         snapshot: &SnapshotRef,
         rows: &[RecordBatch],
-        day: i32,
-        now: Timestamp,
+        day: Option<i32>,
     ) -> Result<Option<File>, TableError> {
         let Some(first) = rows.first() else {
             return Ok(None);
         };
         let write = || -> KernelResult<File> {
             let rows = concat_batches(&first.schema(), rows)?;
-            self.write_file(snapshot, &rows, day, now)
+            self.write_file(snapshot, &rows, day, SystemClock.now())
         };
         write().map(Some).map_err(self.failed("writing a file"))
     }
@@ -167,6 +176,10 @@ impl DeltaTable {
             }
             if let Some(error) = failed.take() {
                 return Err(error);
+            }
+            // After a standstill of the process, it may have been deleted as one that nobody will commit.
+            if replacement.file().is_some_and(|file| self.is_abandoned(file)) {
+                return Ok(false);
             }
             fault::point("lake_before_replace");
             match self.try_replace(&snapshot, &live, removed, replacement) {
@@ -204,6 +217,7 @@ impl DeltaTable {
             let written = DataFileMetadata::new(file.meta.clone(), file.statistics.clone());
             transaction.add_files(build_add_file_metadata(written, &file.context)?);
         }
+        let mut count = 0;
         for (rows, selected) in &live.log {
             let Some(paths) = rows
                 .column_by_name("path")
@@ -216,10 +230,17 @@ impl DeltaTable {
                 let is_live = selected.get(row).copied().unwrap_or(true) && paths.is_valid(row);
                 is_removed.push(is_live && removed.contains(&self.root.join(paths.value(row))?));
             }
+            count += is_removed.iter().filter(|is_removed| **is_removed).count();
             if is_removed.contains(&true) {
                 let data = Box::new(ArrowEngineData::new(rows.clone()));
                 transaction.remove_files(FilteredEngineData::try_new(data, is_removed)?);
             }
+        }
+        // Otherwise, the rows of a file that stays would be there twice.
+        if count != removed.len() {
+            return Err(KernelError::generic(
+                "the log has no rows for some of the files to remove",
+            ));
         }
         transaction.commit(&*self.engine)
     }

@@ -47,6 +47,8 @@ struct Feed {
     read: i64,
     /// Whether it is followed from there. If not, what arrives was requested before, from another offset.
     is_followed: bool,
+    /// Whether it ends before `read`, because it has lost its last records.
+    is_truncated: bool,
     /// Why Kafka refuses to let it be read.
     refusal: Option<String>,
     /// How far it was read at the last survey.
@@ -149,6 +151,7 @@ impl Feed {
     /// Where to read from, so that no table lacks a record. It counts as followed only after [`Feeds::followed`].
     fn start(&mut self, topic: &Arc<str>, partition: i32) -> Start {
         self.is_followed = false;
+        self.is_truncated = false;
         self.idle = 0;
         self.read = self
             .positions
@@ -184,7 +187,8 @@ impl Feeds {
         self.0.insert(name.clone(), topic);
     }
 
-    /// Adds a partition, or continues one that is not followed and has the next record. Returns from where to follow it, unless it is followed.
+    /// Adds a partition, or continues one that is not followed; one that was truncated waits until it has the next record. Returns from where to follow it, unless
+    /// it is followed.
     pub(super) fn start<E>(
         &mut self,
         name: &Arc<str>,
@@ -196,8 +200,8 @@ impl Feeds {
             return Ok(None);
         };
         if let Some(feed) = topic.feed(partition) {
-            let has_next = extent.is_some_and(|extent| feed.read <= extent.end);
-            return Ok((!feed.is_followed && has_next).then(|| feed.start(name, partition)));
+            let waits = feed.is_truncated && extent.is_none_or(|extent| extent.end < feed.read);
+            return Ok((!feed.is_followed && !waits).then(|| feed.start(name, partition)));
         }
         let id = application_id(name, &topic.source.origin.topic_id, partition);
         let mut positions = Vec::new();
@@ -215,6 +219,7 @@ impl Feeds {
             positions,
             read: 0,
             is_followed: false,
+            is_truncated: false,
             refusal: None,
             surveyed: -1,
             idle: 0,
@@ -436,12 +441,15 @@ impl Feeds {
         })
     }
 
-    /// What tables will lack of a partition that has lost the records from this end on: they skip the next ones with the same offsets.
-    pub(super) fn beyond(&mut self, name: &Arc<str>, partition: i32, end: i64) -> Vec<Lost> {
+    /// What tables will lack of a partition that has lost its last records: they skip the next ones with the same offsets. Where it ended is known only if it has
+    /// not grown beyond their positions since: at least the last record is another one.
+    pub(super) fn truncated(&mut self, name: &Arc<str>, partition: i32, end: i64) -> Vec<Lost> {
         let Some(topic) = self.0.get_mut(name) else {
             return Vec::new();
         };
-        let mut lost = topic.lost(name, partition, |position| Some((end, position.next)));
+        let mut lost = topic.lost(name, partition, |position| {
+            (position.next > 0).then_some((end.min(position.next - 1), position.next))
+        });
         // The gaps of deleted records have positions of their own, which may be beyond.
         for lost in &mut lost {
             lost.id.push_str("/truncated");
@@ -458,7 +466,8 @@ impl Feeds {
             }
         }
         let start = feed.start(name, partition);
-        (feed.read <= extent.end).then_some(start)
+        feed.is_truncated = feed.read > extent.end;
+        (!feed.is_truncated).then_some(start)
     }
 
     /// A partition is not followed any more. The survey that finds its next record starts it again.

@@ -97,6 +97,21 @@ impl Env {
         }
     }
 
+    /// Commits an action of an earlier entry again, as another engine could change it.
+    #[expect(clippy::disallowed_types, reason = "the log of a table")]
+    fn commit_changed(&self, action: &str, change: impl FnOnce(&mut serde_json::Value)) {
+        let log = self.lake.join("dead_letters/_delta_log");
+        let entry = |version: usize| log.join(format!("{version:020}.json"));
+        let versions = (0..).take_while(|version| entry(*version).exists()).count();
+        let texts = (0..versions).map(|version| std::fs::read_to_string(entry(version)).unwrap());
+        let texts: Vec<String> = texts.collect();
+        let lines = texts.iter().flat_map(|text| text.lines());
+        let mut actions = lines.map(|line| serde_json::from_str::<serde_json::Value>(line).unwrap());
+        let mut found = actions.rfind(|found| found.get(action).is_some()).unwrap();
+        change(&mut found[action]);
+        std::fs::write(entry(versions), found.to_string()).unwrap();
+    }
+
     /// How many objects there are: data files, and entries of the log.
     fn objects(&self) -> (usize, usize) {
         let count = |directory: std::path::PathBuf| std::fs::read_dir(directory).unwrap().count();
@@ -109,8 +124,8 @@ impl Env {
     }
 }
 
-/// Appends a row, with a key that depends on the offset.
-fn append(appender: &mut Appender<DeltaTable>, offset: i64, now: Timestamp) {
+/// A row, with a key that depends on the offset.
+fn row(offset: i64, now: Timestamp) -> DayRows {
     let mut batch = Batch::new(&DEAD_LETTERS);
     let mut row = batch.row();
     row.nulls_before("kafka_offset");
@@ -119,16 +134,19 @@ fn append(appender: &mut Appender<DeltaTable>, offset: i64, now: Timestamp) {
     let key = format!("k{}", offset % 3);
     row.text("key", (offset % 4 > 0).then_some(&key));
     row.end();
-    let rows = DayRows {
+    DayRows {
         rows: batch.take().unwrap(),
         appended_at: now,
-    };
+    }
+}
+
+fn append(appender: &mut Appender<DeltaTable>, offset: i64, now: Timestamp) {
     let moved = Move {
         id: ID.to_owned(),
         from: appender.position(ID).unwrap(),
         to: offset + 1,
     };
-    let appended = appender.append(Some(rows), vec![moved]).unwrap();
+    let appended = appender.append(Some(row(offset, now)), vec![moved]).unwrap();
     assert!(matches!(appended, Appended::Done { .. }), "{appended:?}");
     if let Some(snapshot) = appender.table().checkpoint(appender.snapshot()) {
         appender.replace_snapshot(snapshot);
@@ -144,7 +162,7 @@ fn small_files_of_a_day_are_merged() {
     let file = |day, number: i64, rows, size| LiveFile {
         meta: FileMeta::new(format!("file:///{day}/{number}").parse().unwrap(), number, size),
         rows,
-        day,
+        day: Some(day),
     };
     let files: Vec<LiveFile> = [
         // Of an earlier day: in the order of their times, without large ones.
@@ -164,7 +182,7 @@ fn small_files_of_a_day_are_merged() {
         let groups = groups(&files, today).into_iter();
         let groups = groups.map(|group| {
             let numbers = group.iter().map(|file| file.meta.last_modified);
-            (group[0].day, numbers.collect::<Vec<_>>())
+            (group[0].day.unwrap(), numbers.collect::<Vec<_>>())
         });
         groups.collect::<Vec<_>>()
     };
@@ -247,9 +265,8 @@ fn files_that_are_gone_are_not_replaced() {
     let (table, snapshot) = env.store.open_existing(&DEAD_LETTERS).unwrap();
     let files = table.live(&snapshot).unwrap().files;
     let group: Vec<&LiveFile> = files.iter().collect();
-    let merge = |group: &[&LiveFile]| {
-        merge(&table, &snapshot, group, now, MERGED_BYTES, &mut BTreeSet::new()).unwrap()
-    };
+    let merge =
+        |group: &[&LiveFile]| merge(&table, &snapshot, group, MERGED_BYTES, &mut BTreeSet::new()).unwrap();
     assert_eq!(merge(&group[..3]), 3);
     // From the same snapshot, with files that are in it.
     assert_eq!(merge(&group[1..]), 0);
@@ -275,7 +292,7 @@ fn rows_of_a_key_are_purged() {
         let condition = Condition(conditions.collect());
         assert!(condition.is_of(&DEAD_LETTERS));
         let (table, snapshot) = env.store.open_existing(&DEAD_LETTERS).unwrap();
-        purge(&table, snapshot, &condition, now, is_dry_run).unwrap()
+        purge(&table, snapshot, &condition, is_dry_run).unwrap()
     };
     assert_eq!(purge(&[("key", "k2"), ("kafka_offset", "5")], true), 1);
     assert_eq!(purge(&[("key", "k2")], true), 3);
@@ -311,7 +328,7 @@ fn rows_committed_during_purge_are_purged() {
     let (table, snapshot) = env.store.open_existing(&DEAD_LETTERS).unwrap();
     append(&mut appender, 5, now);
     append(&mut appender, 6, now);
-    assert_eq!(purge(&table, snapshot, &key("k2"), now, false).unwrap(), 2);
+    assert_eq!(purge(&table, snapshot, &key("k2"), false).unwrap(), 2);
     assert_eq!(env.offsets(), [6]);
 }
 
@@ -349,10 +366,7 @@ fn large_file_does_not_block_others() {
     let bytes: usize = rows.iter().map(RecordBatch::get_array_memory_size).sum();
     // Each is as large as a merge may be.
     let mut large = BTreeSet::new();
-    assert_eq!(
-        merge(&table, &snapshot, &group, now, bytes, &mut large).unwrap(),
-        0
-    );
+    assert_eq!(merge(&table, &snapshot, &group, bytes, &mut large).unwrap(), 0);
     assert_eq!(large.len(), 3);
     // One more is merged with the others.
     append(&mut appender, 6, now);
@@ -409,4 +423,101 @@ fn failing_table_does_not_stop_others() {
     });
     assert_ne!(code, ExitCode::SUCCESS);
     assert_eq!(found.into_inner(), [DEAD_LETTERS.table]);
+}
+
+#[test]
+fn idle_writer_appends_to_newest_version() {
+    let env = Env::new();
+    let mut idle = env.appender();
+    let mut other = env.appender();
+    let now = SystemClock.now();
+    for offset in 0..150 {
+        append(&mut other, offset, now);
+    }
+    // The entry after the one that the idle writer knows is deleted.
+    env.age(8);
+    append(&mut other, 150, now);
+    env.maintain(later(1), false);
+    let moved = Move {
+        id: "redeliver/t/id/1".to_owned(),
+        from: None,
+        to: 1_000,
+    };
+    let appended = idle.append(Some(row(999, now)), vec![moved]).unwrap();
+    assert_eq!(appended, Appended::Done { conflicts: 0 });
+    assert_eq!(env.offsets().last(), Some(&999));
+}
+
+#[test]
+fn properties_that_lose_rows_are_refused() {
+    for (property, value) in [
+        ("delta.setTransactionRetentionDuration", "interval 1 days"),
+        ("delta.columnMapping.mode", "name"),
+    ] {
+        let env = Env::new();
+        let mut appender = env.appender();
+        append(&mut appender, 1, SystemClock.now());
+        env.commit_changed("metaData", |metadata| {
+            metadata["configuration"][property] = value.into();
+        });
+        let table = appender.table();
+        let snapshot = table.refresh(appender.snapshot()).unwrap();
+        let refused = table.position(&snapshot, ID).unwrap_err();
+        assert!(matches!(refused, TableError::Unsuitable { .. }), "{refused:?}");
+    }
+}
+
+#[test]
+fn deleted_rows_never_come_back() {
+    let env = Env::new();
+    let mut appender = env.appender();
+    append(&mut appender, 1, SystemClock.now());
+    env.commit_changed("add", |add| {
+        add["deletionVector"] = serde_json::json!({
+            "storageType": "i",
+            "pathOrInlineDv": "wi5b=000010000siXQKl0rr91000f55c8Xg0@@D72lkbi5=-{L",
+            "sizeInBytes": 40,
+            "cardinality": 6,
+        });
+    });
+    let (table, snapshot) = env.store.open_existing(&DEAD_LETTERS).unwrap();
+    let refused = table.live(&snapshot).err().unwrap();
+    assert!(refused.to_string().contains("has deletion vectors"), "{refused}");
+}
+
+#[test]
+fn live_file_without_day_is_kept() {
+    let env = Env::new();
+    let mut appender = env.appender();
+    let now = SystemClock.now();
+    append(&mut appender, 1, now);
+    let (table, snapshot) = env.store.open_existing(&DEAD_LETTERS).unwrap();
+    let file = table.live(&snapshot).unwrap().files.remove(0).meta.location;
+    let directory = env.lake.join("dead_letters/day=__HIVE_DEFAULT_PARTITION__");
+    std::fs::create_dir(&directory).unwrap();
+    std::fs::copy(file.to_file_path().unwrap(), directory.join("x.parquet")).unwrap();
+    env.commit_changed("add", |add| {
+        add["path"] = "day=__HIVE_DEFAULT_PARTITION__/x.parquet".into();
+        add["partitionValues"]["day"] = serde_json::json!(null);
+    });
+    env.age(8);
+    assert_eq!(env.maintain(now, false).deleted, 0);
+    assert_eq!(env.offsets(), [1, 1]);
+    let (table, snapshot) = env.store.open_existing(&DEAD_LETTERS).unwrap();
+    let condition = Condition(vec![("kafka_offset".to_owned(), "1".to_owned())]);
+    assert_eq!(purge(&table, snapshot, &condition, false).unwrap(), 2);
+}
+
+#[test]
+fn missed_checkpoint_is_written() {
+    let env = Env::new();
+    let mut appender = env.appender();
+    let now = SystemClock.now();
+    for offset in 0..99 {
+        append(&mut appender, offset, now);
+    }
+    // The merge takes the version after which the writer would write one.
+    assert_eq!(env.maintain(later(1), false).merged, (99, 1));
+    let checkpoint = "dead_letters/_delta_log/00000000000000000100.checkpoint.parquet";
+    assert!(env.lake.join(checkpoint).exists());
 }

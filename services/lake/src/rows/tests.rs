@@ -15,6 +15,7 @@ fn origin(tier: Option<&str>, is_dead: bool) -> Origin {
         topic_id: "id".to_owned(),
         tier: tier.map(str::to_owned),
         is_dead,
+        expects_result: true,
         masked_as: "docs-dlq".to_owned(),
     }
 }
@@ -28,7 +29,12 @@ fn rows(
 ) -> RecordBatch {
     let rules = serde_json::from_str::<Vec<_>>(rules).unwrap();
     let mut batch = Batch::new(schema);
-    Rows::new(Masking::new(&rules), payloads).add(&mut batch, schema, record, origin);
+    let lake = LakeConfig {
+        payloads,
+        headers: vec!["tenant".to_owned(), "region".to_owned()],
+        ..LakeConfig::default()
+    };
+    Rows::new(Masking::new(&rules), &lake).add(&mut batch, schema, record, origin);
     batch.take().unwrap()
 }
 
@@ -93,6 +99,7 @@ fn waiting_record_is_an_attempt() {
         ("error_message", "503 for user 17"),
         ("error_template", "<number> for user <number>"),
         ("value_size", "13"),
+        ("expects_result", "true"),
     ]);
     assert_cells(&rows, &expected);
     let position: Vec<String> = (0..5)
@@ -158,6 +165,27 @@ fn dead_letter_is_masked() {
     expected.extend(LINEAGE);
     expected.extend([("error_class", "permanent"), ("error_code", "http.503")]);
     assert_cells(&died, &expected);
+}
+
+#[test]
+fn named_headers_are_in_a_column() {
+    let mut record = failed("docs-dlq", ErrorClass::Permanent);
+    record.headers.push_text("tenant", "a\"b");
+    record.headers.push_text("other", "x");
+    let rules = r#"[{"topics":["docs-*"],"headers":["region"]}]"#;
+    let mut of = |region: &[u8]| {
+        record.headers.push("region", Some(region));
+        [(&ATTEMPTS, "[]"), (&OUTCOMES, rules), (&DEAD_LETTERS, rules)].map(|(schema, rules)| {
+            let rows = rows(schema, &record, &origin(None, true), rules, false);
+            let mut cells = cells(&rows).into_iter();
+            cells.find(|(name, _)| name == "headers" || name == UNFIT)
+        })
+    };
+    let found = |name: &str, text: &str| Some((name.to_owned(), text.to_owned()));
+    let masked = found("headers", r#"{"region":"<masked>","tenant":"a\"b"}"#);
+    let shown = found("headers", r#"{"region":"eu","tenant":"a\"b"}"#);
+    assert_eq!(of(b"eu"), [shown, masked.clone(), masked.clone()]);
+    assert_eq!(of(b"\xff"), [found(UNFIT, "headers"), masked.clone(), masked]);
 }
 
 #[test]

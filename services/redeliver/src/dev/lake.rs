@@ -42,6 +42,7 @@ impl Lake {
             .arg(config)
             .args(["--set", &location])
             .args(["--set", "lake.flush_interval=2s", "--set", "instance=dev-lake"])
+            .args(["--set", "lake.headers=[\"tenant\"]"])
             .args(["--set", "admin.listen=127.0.0.1:0"])
             .kill_on_drop(true)
             .spawn()

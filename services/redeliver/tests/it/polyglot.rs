@@ -288,3 +288,37 @@ fn node_producer_works() {
         run(Command::new("node").arg(program)).unwrap();
     });
 }
+
+#[test]
+fn python_package_writes_valid_records() {
+    let pipe = PipeBuilder::new("python-producer").create();
+    let package = clients().join("python/producer");
+    let installed = Scratch::new("python-producer").unwrap();
+    let python = &the_python().program;
+    let mut install = Command::new(python);
+    install
+        .args(["-m", "pip", "install", "--quiet", "--disable-pip-version-check"])
+        .args(["--no-index", "--no-deps", "--no-build-isolation", "--target"])
+        .args([installed.path(), &package]);
+    run(&mut install).unwrap();
+    let mut tests = Command::new(python);
+    tests
+        .arg(package.join("test_producer.py"))
+        .env("PYTHONPATH", installed.path())
+        .env("PYTHONDONTWRITEBYTECODE", "1")
+        .env("BROKERS", brokers())
+        .env("TOPIC", &*pipe.pipeline.source);
+    run(&mut tests).unwrap();
+    let written = pipe.read(std::slice::from_ref(&pipe.pipeline.source));
+    assert_eq!(written.len(), 202);
+    for record in &written {
+        let key = record.key.as_deref().unwrap();
+        let partitions = i32::try_from(pipe.env.partitions()).unwrap();
+        assert_eq!(record.position.partition, partition_for_key(key, partitions));
+        if key == b"many" {
+            continue;
+        }
+        assert_eq!(record.value.as_deref(), Some(&br#"{"item": "book"}"#[..]));
+        assert_eq!(text(record, "tenant").unwrap().as_deref(), Some("a"));
+    }
+}

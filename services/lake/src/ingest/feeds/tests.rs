@@ -25,6 +25,7 @@ fn started(dead: Option<i64>, outcomes: Option<i64>) -> (Feeds, Option<Start>) {
             topic_id: "id".to_owned(),
             tier: None,
             is_dead: true,
+            expects_result: false,
             masked_as: "t-dlq".to_owned(),
         },
     };
@@ -114,19 +115,41 @@ fn deleted_records_are_lost_for_tables_before() {
 fn truncated_partition_waits_for_its_end() {
     let (mut feeds, _) = feeds(Some(5), Some(5));
     let extent = |end| Some(Extent { low: 0, end });
+    let nothing = |_, _: &str| -> Result<_, ()> { Ok(None) };
+    // Until a survey has found out that it was truncated, it is started again.
+    feeds.stop("t-dlq", 0);
+    assert!(feeds.start(&name(), 0, extent(4), nothing).unwrap().is_some());
+    assert!(feeds.start(&name(), 0, None, nothing).unwrap().is_some());
+    let lost = feeds.truncated(&name(), 0, 4);
     assert_eq!(feeds.skip_to(&name(), 0, extent(4).unwrap()), None);
-    let lost = feeds.beyond(&name(), 0, 4);
     assert_eq!(
         (lost[0].from, lost[0].until, &*lost[0].id),
         (4, 5, "redeliver/t-dlq/id/0/truncated")
     );
     assert_eq!(lost.len(), 2);
-    let nothing = |_, _: &str| -> Result<_, ()> { Ok(None) };
     assert_eq!(feeds.start(&name(), 0, extent(4), nothing), Ok(None));
+    assert_eq!(feeds.start(&name(), 0, None, nothing), Ok(None));
     let start = feeds.start(&name(), 0, extent(5), nothing).unwrap();
     assert_eq!(start.as_ref().unwrap().from, Some(5));
     feeds.followed(start.as_slice());
     assert_eq!(feeds.start(&name(), 0, extent(6), nothing), Ok(None));
+    // It has got other records since.
+    let lost = feeds.truncated(&name(), 0, 20);
+    assert_eq!((lost[0].from, lost[0].until), (4, 5));
+}
+
+#[test]
+fn new_table_hides_no_gap_of_another() {
+    let (mut feeds, start) = started(Some(5), None);
+    assert_eq!(start.unwrap().from, None);
+    let lost = feeds.before(&name(), 0, 8);
+    assert_eq!(
+        (lost.len(), lost[0].table, lost[0].from, lost[0].until),
+        (1, DEAD, 5, 8)
+    );
+    let start = feeds.skip_to(&name(), 0, Extent { low: 8, end: 20 });
+    feeds.followed(start.as_slice());
+    assert_eq!(read(&mut feeds, 8), [DEAD, OUTCOMES]);
 }
 
 #[test]

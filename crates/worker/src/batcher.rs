@@ -8,33 +8,36 @@
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use bytes::Bytes;
 use futures::FutureExt as _;
 use futures::future::{BoxFuture, Shared, WeakShared};
 use tokio::sync::{Notify, Semaphore};
 use tokio::time::timeout;
 
-/// How large a call is, and how many there are.
+use crate::handler::Attempt;
+
+/// How many records are processed together, and how often at the same time.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Limits {
-    /// Maximum number of items of a call.
-    pub(super) items: usize,
-    /// Maximum size of the items of a call. A larger item is alone.
-    pub(super) bytes: usize,
-    /// For how long a call waits for more items.
-    pub(super) wait: Duration,
+pub struct BatchLimits {
+    /// Maximum number of records of a call.
+    pub records: usize,
+    /// Maximum size of their values. A record with a larger one is alone.
+    pub bytes: usize,
+    /// For how long a call waits for more records.
+    pub wait: Duration,
     /// Maximum number of calls in progress.
-    pub(super) calls: usize,
+    pub calls: usize,
 }
 
 /// The results of a call's items, in their order.
 type Results<R> = Arc<[R]>;
 type Call<T, R> = Box<dyn Fn(Vec<T>) -> BoxFuture<'static, Vec<R>> + Send + Sync>;
 
-/// Clones share all calls.
-pub(super) struct Batcher<T, R>(Arc<Shop<T, R>>);
+/// Calls that process several items. Clones share them.
+pub struct Batcher<T, R>(Arc<Shop<T, R>>);
 
 struct Shop<T, R> {
-    limits: Limits,
+    limits: BatchLimits,
     calls: Semaphore,
     call: Call<T, R>,
     open: Mutex<Option<Open<T, R>>>,
@@ -55,8 +58,8 @@ struct Items<T> {
 
 impl<T: Send + 'static, R: Clone + Send + Sync + 'static> Batcher<T, R> {
     /// `call` returns one result for each item, in their order.
-    pub(super) fn new(
-        limits: Limits,
+    pub fn new(
+        limits: BatchLimits,
         call: impl Fn(Vec<T>) -> BoxFuture<'static, Vec<R>> + Send + Sync + 'static,
     ) -> Self {
         Self(Arc::new(Shop {
@@ -68,13 +71,13 @@ impl<T: Send + 'static, R: Clone + Send + Sync + 'static> Batcher<T, R> {
     }
 
     /// The result of an item, from a call together with other items. `bytes` is its size.
-    pub(super) async fn process(&self, item: T, bytes: usize) -> R {
+    async fn process(&self, item: T, bytes: usize) -> R {
         let (place, results) = self.join(item, bytes);
         results.await[place].clone()
     }
 
     /// The result of an item, from a call of its own.
-    pub(super) async fn process_alone(&self, item: T) -> R {
+    async fn process_alone(&self, item: T) -> R {
         let mut results = self.0.run(vec![item]).await;
         results.swap_remove(0)
     }
@@ -90,7 +93,7 @@ impl<T: Send + 'static, R: Clone + Send + Sync + 'static> Batcher<T, R> {
             if is_fitting {
                 open.bytes += bytes;
                 let place = open.items.add(item);
-                if place + 1 >= limits.items || open.bytes >= limits.bytes {
+                if place + 1 >= limits.records || open.bytes >= limits.bytes {
                     open.items.is_full.notify_one();
                     *slot = None;
                 }
@@ -104,7 +107,7 @@ impl<T: Send + 'static, R: Clone + Send + Sync + 'static> Batcher<T, R> {
         });
         let results = self.0.clone().run_when_full(items.clone()).boxed().shared();
         *slot = None;
-        if limits.items > 1 && bytes < limits.bytes {
+        if limits.records > 1 && bytes < limits.bytes {
             *slot = results.downgrade().map(|results| Open {
                 items,
                 bytes,
@@ -114,6 +117,18 @@ impl<T: Send + 'static, R: Clone + Send + Sync + 'static> Batcher<T, R> {
             items.is_full.notify_one();
         }
         (0, results)
+    }
+}
+
+impl<R: Clone + Send + Sync + 'static> Batcher<Attempt, R> {
+    /// The result of an attempt, from a call together with others. A record that has failed before is alone, so that it does not use up the attempts of others if
+    /// it makes the whole call fail.
+    pub async fn process_attempt(&self, attempt: Attempt) -> R {
+        let bytes = attempt.record.value.as_ref().map_or(0, Bytes::len);
+        match attempt.failed_attempts > 0 || attempt.is_repeated {
+            true => self.process_alone(attempt).await,
+            false => self.process(attempt, bytes).await,
+        }
     }
 }
 
@@ -160,8 +175,8 @@ mod tests {
     use super::*;
 
     const MS: Duration = Duration::from_millis(1);
-    const LIMITS: Limits = Limits {
-        items: 4,
+    const LIMITS: BatchLimits = BatchLimits {
+        records: 4,
         bytes: 100,
         wait: Duration::from_millis(10),
         calls: 2,
@@ -170,7 +185,7 @@ mod tests {
     type Calls = Arc<Mutex<Vec<Vec<u32>>>>;
 
     /// Doubles each item, in calls that take `time`. Also returns the items of the calls.
-    fn doubling(limits: Limits, time: Duration) -> (Batcher<u32, u32>, Calls) {
+    fn doubling(limits: BatchLimits, time: Duration) -> (Batcher<u32, u32>, Calls) {
         let calls = Calls::default();
         let batcher = Batcher::new(limits, {
             let calls = calls.clone();
@@ -219,7 +234,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn waiting_call_accepts_more_items() {
-        let limits = Limits { calls: 1, ..LIMITS };
+        let limits = BatchLimits { calls: 1, ..LIMITS };
         let (batcher, calls) = doubling(limits, 100 * MS);
         let late = async {
             process(&batcher, 0..4, 1).await;

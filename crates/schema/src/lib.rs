@@ -1,4 +1,4 @@
-//! JSON Schema: what the values of a pipeline's records must look like.
+//! JSON Schema: what the values of records must look like. Producers check them before they write, and workers before an attempt.
 
 #![expect(
     clippy::disallowed_types,
@@ -6,12 +6,12 @@
 )]
 
 use std::fs;
+use std::path::Path;
 use std::sync::Arc;
 
 use jsonschema::{PatternOptions, ValidationError, Validator};
 use redeliver_core::failure::{FailureScope, MESSAGE_LIMIT, bounded_text};
 use redeliver_core::{Failure, json};
-use redeliver_runtime::config::SchemaConfig;
 use serde_json::Value;
 use serde_json::value::RawValue;
 
@@ -45,21 +45,16 @@ impl Schema {
         Ok(Self(Arc::new(validator)))
     }
 
-    /// The schema of a pipeline. Reads the file that the configuration names.
+    /// Compiles the schema in a JSON file.
     ///
     /// # Errors
     /// If the file cannot be read, or [`Schema::new`] fails.
-    pub fn from_config(config: &SchemaConfig) -> Result<Self, String> {
-        match config {
-            SchemaConfig::Inline(schema) => Self::new(&Value::Object(schema.clone())),
-            SchemaConfig::File(path) => {
-                let problem = |error: &dyn std::fmt::Display| format!("{}: {error}", path.display());
-                let text = fs::read(path).map_err(|error| problem(&error))?;
-                let schema = json::parse(&text);
-                let schema = schema.map_err(|error| problem(&format!("is not JSON: {error}")))?;
-                Self::new(&schema).map_err(|error| problem(&error))
-            }
-        }
+    pub fn from_file(path: &Path) -> Result<Self, String> {
+        let problem = |error: &dyn std::fmt::Display| format!("{}: {error}", path.display());
+        let text = fs::read(path).map_err(|error| problem(&error))?;
+        let schema = json::parse(&text);
+        let schema = schema.map_err(|error| problem(&format!("is not JSON: {error}")))?;
+        Self::new(&schema).map_err(|error| problem(&error))
     }
 
     /// Checks a value.
@@ -68,7 +63,7 @@ impl Schema {
     /// A permanent failure with the code `schema.invalid` that names the field and the rule, or with the code `schema.unsupported` if the value
     /// has a number beyond a double, half of a surrogate pair, or more than 127 levels. The message contains no part of the value, except for
     /// names of fields.
-    pub(crate) fn check(&self, value: Option<&[u8]>) -> Result<(), Failure> {
+    pub fn check(&self, value: Option<&[u8]>) -> Result<(), Failure> {
         let Some(value) = value else {
             return Err(invalid("the record has no value"));
         };
@@ -226,7 +221,7 @@ mod tests {
             let error = Schema::new(&schema).unwrap_err();
             assert!(error.starts_with(expected), "{error}");
         }
-        let missing = Schema::from_config(&SchemaConfig::File("/no/such.json".into())).unwrap_err();
+        let missing = Schema::from_file(Path::new("/no/such.json")).unwrap_err();
         assert_eq!(missing, "/no/such.json: No such file or directory (os error 2)");
     }
 
