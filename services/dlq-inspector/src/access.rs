@@ -255,6 +255,12 @@ impl Viewer {
         identity::grpc::status(refusal)
     }
 
+    /// Requires that the caller sees payloads in some topic.
+    pub(crate) fn require_some_payloads(&self) -> Result<(), Status> {
+        let some = self.identity.require_some(Area::DeadLetters, Verb::Payload);
+        some.map_err(|refusal| self.refuse(&refusal))
+    }
+
     /// A filter as this caller may use it. Refuses one that names a topic that the caller does not see, or that tests
     /// payloads if the caller sees none.
     pub(crate) fn limit(&self, filter: Expr) -> Result<LimitedFilter, Status> {
@@ -263,8 +269,7 @@ impl Viewer {
         }
         let tests_payloads = !filter.all(&|restriction| !is_about_payload(restriction));
         if tests_payloads {
-            let some = self.identity.require_some(Area::DeadLetters, Verb::Payload);
-            some.map_err(|refusal| self.refuse(&refusal))?;
+            self.require_some_payloads()?;
         }
         Ok(LimitedFilter {
             filter,
@@ -375,9 +380,11 @@ pub(crate) fn named_topics(filter: &Expr) -> Vec<&str> {
 fn is_about_payload(restriction: &Restriction) -> bool {
     match restriction {
         Restriction::Key(_) | Restriction::Header(..) | Restriction::Json(..) => true,
-        Restriction::Id(_) | Restriction::Text(..) | Restriction::TopicIn(_) | Restriction::Number(..) => {
-            false
-        }
+        Restriction::Id(_)
+        | Restriction::Text(..)
+        | Restriction::TopicIn(_)
+        | Restriction::Number(..)
+        | Restriction::Expiry(..) => false,
     }
 }
 

@@ -81,6 +81,7 @@ use redeliver_service::audit::AuditLog;
 use redeliver_service::control::Controls;
 use redeliver_service::host::api_tls;
 use redeliver_service::identity::Authenticator;
+use redeliver_service::installation::Installation;
 use redeliver_service::limit_metrics::LimitMetrics;
 use redeliver_service::topics::{of_audit, of_control, topic_settings, warn_about};
 use redeliver_store::Writer;
@@ -386,9 +387,19 @@ pub fn mount(host: &mut Host, config: DlqInspectorConfig, listener: Listener) ->
     host.tasks.spawn("dlq-survey", survey.run());
     host.tasks.spawn("dlq-retention", retention);
     host.tasks.spawn("dlq-measures", gauges);
+    let installation = Installation::of(host);
+    let http = limits.http();
     host.tasks.spawn(
         "dlq-api",
-        server::serve(listener, service, controls, authenticator, limits.http(), grace),
+        server::serve(
+            listener,
+            service,
+            controls,
+            authenticator,
+            installation,
+            http,
+            grace,
+        ),
     );
     Ok(())
 }

@@ -241,7 +241,7 @@ impl<'m> Mask<'m> {
             },
             Restriction::Number(NumberField::ValueSize, _) => self.has_fields(),
             Restriction::Number(field, _) => number_fact(*field).is_some_and(|fact| self.may_hide(fact)),
-            Restriction::Id(_) | Restriction::TopicIn(_) => false,
+            Restriction::Id(_) | Restriction::TopicIn(_) | Restriction::Expiry(..) => false,
         }
     }
 

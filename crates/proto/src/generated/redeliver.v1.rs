@@ -6,6 +6,12 @@ pub struct GetAccessResponse {
     /// As they are configured, such as jobs:write:billing-* or `*`. At most 100.
     #[prost(string, repeated, tag = "1")]
     pub scopes: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
+    /// The id of the Kafka cluster with which the server works. Empty until a broker has told it.
+    #[prost(string, tag = "2")]
+    pub cluster_id: ::prost::alloc::string::String,
+    /// `kafka.id_prefix` of the server, which tells installations on one cluster apart; empty: none.
+    #[prost(string, tag = "3")]
+    pub id_prefix: ::prost::alloc::string::String,
 }
 /// Generated client implementations.
 pub mod access_service_client {
@@ -18,7 +24,7 @@ pub mod access_service_client {
     )]
     use tonic::codegen::*;
     use tonic::codegen::http::Uri;
-    /// What the caller may do. The scheduler and the inspector serve it, each for its own calls.
+    /// What the caller may do, and where. The scheduler and the inspector serve it, each for its own calls.
     #[derive(Debug, Clone)]
     pub struct AccessServiceClient<T> {
         inner: tonic::client::Grpc<T>,
@@ -150,7 +156,7 @@ pub mod access_service_server {
             tonic::Status,
         >;
     }
-    /// What the caller may do. The scheduler and the inspector serve it, each for its own calls.
+    /// What the caller may do, and where. The scheduler and the inspector serve it, each for its own calls.
     #[derive(Debug)]
     pub struct AccessServiceServer<T> {
         inner: Arc<T>,
@@ -2304,7 +2310,7 @@ pub struct GroupNote {
 pub struct ListDeadLettersRequest {
     /// A filter by AIP-160, such as `error_class = "permanent" AND headers.tenant = "x" AND retry_count > 3`. If empty,
     /// all dead letters match. Fields: id, topic, partition, offset, pipeline, error_class, error_code, error_message,
-    /// failed_at, dead_at, retry_count, state, dialect, origin.topic, origin.partition, origin.offset, origin_timestamp,
+    /// failed_at, dead_at, expires_at (from when on Kafka may remove it because of its age), retry_count, state, dialect, origin.topic, origin.partition, origin.offset, origin_timestamp,
     /// key, value_size, job_id, trace_id, group, headers.NAME, json./POINTER (fields of JSON values, not of decoded ones, that the server is configured to
     /// index). Operators: = != < <= > >= and `:` (contains; `:*` means the field
     /// is set), AND, OR (binds more tightly than AND), NOT, parentheses.
@@ -2440,6 +2446,16 @@ pub struct GetDeadLetterStatsRequest {
     /// `next_page_token` of the previous page, with the same `filter`.
     #[prost(string, tag = "2")]
     pub page_token: ::prost::alloc::string::String,
+    /// Count by these fields instead, at most 5: topic, pipeline, error_class, error_code, state, day, hour (both of `dead_at`), headers.NAME (the last one
+    /// of the name). INVALID_ARGUMENT (BY_INVALID) for others. A server that does not know this field answers without `counts`.
+    #[prost(string, repeated, tag = "3")]
+    pub by: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
+    /// The IANA time zone of `day` and `hour`, such as Europe/Berlin; empty: UTC.
+    #[prost(string, tag = "4")]
+    pub zone: ::prost::alloc::string::String,
+    /// Only with `by`: the maximum number of counts: at most 1000; 0 means 50.
+    #[prost(uint32, tag = "5")]
+    pub limit: u32,
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct DeadLetterStats {
@@ -2454,6 +2470,34 @@ pub struct DeadLetterStats {
     /// Empty on the last page.
     #[prost(string, tag = "4")]
     pub next_page_token: ::prost::alloc::string::String,
+    /// Only with `by`, instead of `topics`.
+    #[prost(message, optional, tag = "5")]
+    pub counts: ::core::option::Option<DeadLetterCounts>,
+}
+/// How many dead letters have the same values.
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct DeadLetterCounts {
+    /// The largest first.
+    #[prost(message, repeated, tag = "1")]
+    pub counts: ::prost::alloc::vec::Vec<DeadLetterCount>,
+    /// All that match.
+    #[prost(uint64, tag = "2")]
+    pub total: u64,
+    /// Those that are in none of `counts`.
+    #[prost(uint64, tag = "3")]
+    pub other: u64,
+    /// Whether `other` may have larger counts: there are more than 10,000, of which only those that were found first are told apart.
+    #[prost(bool, tag = "4")]
+    pub partial: bool,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct DeadLetterCount {
+    /// In the order of `by`. Empty: the dead letter has none. `<masked>` and `<withheld>` stand for what the caller does not see. Headers have
+    /// at most 256 bytes.
+    #[prost(string, repeated, tag = "1")]
+    pub values: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
+    #[prost(uint64, tag = "2")]
+    pub count: u64,
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct TopicStats {
@@ -2903,7 +2947,7 @@ pub mod dead_letter_service_client {
     /// filter on what may be masked matches no dead letter of the topic, even if it is negated. A redrive copies
     /// the record in Kafka, not what its caller sees.
     ///
-    /// Calls that return payloads (GetDeadLetter, ReadPayload, ListDeadLetters and WatchDeadLetters with the FULL view) are recorded in the audit topic, see
+    /// Calls that return payloads (GetDeadLetter, ReadPayload, ListDeadLetters and WatchDeadLetters with the FULL view, GetDeadLetterStats by headers) are recorded in the audit topic, see
     /// audit.proto. The metadata `redeliver-reason` says why, in percent-encoded UTF-8: at most 1000 bytes without control characters; INVALID_ARGUMENT
     /// (REASON_INVALID) otherwise.
     #[derive(Debug, Clone)]
@@ -3067,7 +3111,7 @@ pub mod dead_letter_service_client {
                 );
             self.inner.server_streaming(req, path, codec).await
         }
-        /// Counts dead letters by topic.
+        /// Counts dead letters by topic, or by other fields.
         pub async fn get_dead_letter_stats(
             &mut self,
             request: impl tonic::IntoRequest<super::GetDeadLetterStatsRequest>,
@@ -3328,7 +3372,7 @@ pub mod dead_letter_service_server {
             tonic::Response<Self::ReadPayloadStream>,
             tonic::Status,
         >;
-        /// Counts dead letters by topic.
+        /// Counts dead letters by topic, or by other fields.
         async fn get_dead_letter_stats(
             &self,
             request: tonic::Request<super::GetDeadLetterStatsRequest>,
@@ -3422,7 +3466,7 @@ pub mod dead_letter_service_server {
     /// filter on what may be masked matches no dead letter of the topic, even if it is negated. A redrive copies
     /// the record in Kafka, not what its caller sees.
     ///
-    /// Calls that return payloads (GetDeadLetter, ReadPayload, ListDeadLetters and WatchDeadLetters with the FULL view) are recorded in the audit topic, see
+    /// Calls that return payloads (GetDeadLetter, ReadPayload, ListDeadLetters and WatchDeadLetters with the FULL view, GetDeadLetterStats by headers) are recorded in the audit topic, see
     /// audit.proto. The metadata `redeliver-reason` says why, in percent-encoded UTF-8: at most 1000 bytes without control characters; INVALID_ARGUMENT
     /// (REASON_INVALID) otherwise.
     #[derive(Debug)]

@@ -124,6 +124,20 @@ async fn answers_contain_nothing_masked() {
         }
         assert_eq!(letter.error_message, "shown-message of <masked>");
     }
+    let by = [
+        "topic",
+        "headers.x-user",
+        "headers.tenant",
+        "error_code",
+        "error_class",
+    ];
+    let counted = counts(&mut client, &own, &by, &mut answers).await.unwrap();
+    assert_eq!(counted.iter().map(|(_, count)| count).sum::<u64>(), 3);
+    let (masked, _) = &counted[0];
+    assert!(
+        masked.starts_with(&format!("{orders} <masked> shown-header")),
+        "{counted:?}"
+    );
     let [redeliver, spring, not_json] = &listed[..] else {
         panic!("{listed:?}");
     };
