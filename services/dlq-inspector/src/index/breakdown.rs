@@ -2,6 +2,7 @@
 
 use std::cmp::Reverse;
 use std::collections::HashMap;
+use std::collections::hash_map::Entry;
 
 use jiff::civil::DateTime;
 use jiff::tz::TimeZone;
@@ -218,8 +219,8 @@ pub(crate) fn count_by(
     let (mut total, mut is_partial, mut key) = (0, false, Vec::new());
     while let Some(row) = rows.next()? {
         let topic: i64 = row.get(0)?;
-        if !topics.contains_key(&topic) {
-            topics.insert(topic, shown(&texts.text(TextTable::Texts, topic)?));
+        if let Entry::Vacant(unknown) = topics.entry(topic) {
+            unknown.insert(shown(&texts.text(TextTable::Texts, topic)?));
         }
         key.clear();
         for (index, (field, shown)) in by.iter().zip(&topics[&topic]).enumerate() {
