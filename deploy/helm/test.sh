@@ -72,9 +72,9 @@ if ./values-table.py --check 2>"$work/err"; then pass; else fail "the table of v
 
 if helm lint --strict redeliver >"$work/err" 2>&1; then pass; else fail "lint: default values" "$work/err"; fi
 valid "default values"
-for example in redeliver/examples/*.yaml; do
+for example in redeliver/examples/*.yaml ../one-shot/*.yaml; do
     case $example in
-        *-servers.yaml)
+        *-servers.yaml | *one-shot*)
             if kubeconform -strict -kubernetes-version 1.34.0 "${locations[@]}" "$example" >"$work/err" 2>&1; then
                 pass
             else

@@ -1,11 +1,10 @@
 -- Views on the tables of redeliver-lake, for DuckDB, Spark and Trino, which find the tables with duckdb.sql, spark.sql or trino.sql.
 
--- The newest row of each record of a source: it waits, has succeeded or is dead. A success without a result leaves no row: then, the state of a record that is due
--- is unknown.
+-- The newest row of each record of a source: it waits, has succeeded or is dead. A success without a result leaves no row: then, the state of a record that is
+-- due is unknown.
 CREATE OR REPLACE VIEW records AS
-SELECT CASE WHEN state = 'waiting' AND NOT expects_result AND process_after < now() THEN 'unknown' ELSE state END AS state,
-    pipeline, tier, origin_topic, origin_partition, origin_offset, origin_timestamp, retry_count, process_after, failed_at, error_class, error_code,
-    error_message, error_template, kafka_timestamp
+SELECT CASE WHEN state = 'waiting' AND NOT expects_result AND process_after < now() THEN 'unknown' ELSE state END AS state, pipeline, tier, origin_topic, origin_partition, origin_offset, origin_timestamp, retry_count, process_after, failed_at, error_class,
+    error_code, error_message, error_template, kafka_timestamp
 FROM (
     SELECT *, row_number() OVER (
         PARTITION BY pipeline, origin_topic, origin_partition, origin_offset
@@ -13,7 +12,8 @@ FROM (
     ) AS newest
     FROM (
         SELECT 'waiting' AS state, pipeline, tier, origin_topic, origin_partition, origin_offset, origin_timestamp, retry_count,
-            process_after, failed_at, error_class, error_code, error_message, error_template, expects_result, kafka_timestamp
+            process_after, failed_at, error_class, error_code, error_message, error_template, expects_result,
+            kafka_timestamp
         FROM attempts
         UNION ALL
         SELECT outcome, pipeline, NULL, origin_topic, origin_partition, origin_offset, origin_timestamp, retry_count,

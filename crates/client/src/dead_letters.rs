@@ -29,6 +29,13 @@ client! {
     /// [`Code::InvalidArgument`](crate::Code::InvalidArgument) if the filter is invalid; the message contains the position of the error.
     list = list_dead_letters(ListDeadLettersRequest) -> ListDeadLettersResponse;
 
+    /// Counts dead letters by the fields in [`GetDeadLetterStatsRequest::by`]. An inspector that does not know them answers without
+    /// [`counts`](DeadLetterStats::counts).
+    ///
+    /// # Errors
+    /// Like [`DeadLetterClient::list`].
+    count = get_dead_letter_stats(GetDeadLetterStatsRequest) -> DeadLetterStats;
+
     /// Lists a page of groups of dead letters that fail for the same reason.
     ///
     /// # Errors
@@ -127,9 +134,9 @@ impl DeadLetterClient {
         let request = GetDeadLetterStatsRequest {
             filter: filter.to_owned(),
             page_token,
+            ..GetDeadLetterStatsRequest::default()
         };
-        let answer = self.service.clone().get_dead_letter_stats(request).await;
-        self.answer(answer).await
+        self.count(request).await
     }
 
     /// Watches dead letters: first the existing ones, then each new one.

@@ -6,6 +6,10 @@ use std::time::Duration;
 
 /// The maximum size in bytes of the header `error-message`.
 pub const MESSAGE_LIMIT: usize = 1024;
+/// The maximum size in bytes of the header `error-response`.
+pub const RESPONSE_LIMIT: usize = 512;
+/// The end of an [`Excerpt`] that is not all of the response.
+pub const CUT: char = '…';
 
 /// The failure class, written to the header `error-class`. It decides what happens to the record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -105,6 +109,8 @@ pub struct Failure {
     /// The call that failed, if it was for several records: a number that the handler uses once. The failures of a call count
     /// once for the circuit breaker.
     pub shared_call: Option<u64>,
+    /// What the endpoint answered. Only dead letters contain it.
+    pub response: Option<Excerpt>,
 }
 
 impl Failure {
@@ -117,6 +123,7 @@ impl Failure {
             retry_after: None,
             scope: FailureScope::Record,
             shared_call: None,
+            response: None,
         }
     }
 
@@ -124,6 +131,12 @@ impl Failure {
     #[must_use]
     pub fn with_scope(self, scope: FailureScope) -> Self {
         Self { scope, ..self }
+    }
+
+    /// The same failure with what the endpoint answered.
+    #[must_use]
+    pub fn with_response(self, response: Option<Excerpt>) -> Self {
+        Self { response, ..self }
     }
 
     /// Whether the other side asked for a delay.
@@ -164,6 +177,52 @@ impl fmt::Display for Failure {
 
 impl std::error::Error for Failure {}
 
+/// The beginning of an endpoint's response to a call that failed. It can repeat parts of the record, so that it is nowhere but in dead letters:
+/// `Debug` does not show it.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Excerpt(Box<str>);
+
+impl Excerpt {
+    /// At most [`RESPONSE_LIMIT`] bytes of a response that begins with `beginning`, without control characters, and with [`CUT`] at the end if
+    /// it goes on: there is more in `beginning`, or that is not the whole response. `None` if it is empty or not UTF-8.
+    #[must_use]
+    pub fn of(beginning: &[u8], is_whole: bool) -> Option<Self> {
+        let is_cut = !is_whole || beginning.len() > RESPONSE_LIMIT;
+        let shown = match is_cut {
+            true => &beginning[..beginning.len().min(RESPONSE_LIMIT - CUT.len_utf8())],
+            false => beginning,
+        };
+        let text = match std::str::from_utf8(shown) {
+            Ok(text) => text,
+            // The end may be within a character.
+            Err(error) if is_cut && error.error_len().is_none() => {
+                std::str::from_utf8(&shown[..error.valid_up_to()]).ok()?
+            }
+            Err(_) => return None,
+        };
+        if text.trim().is_empty() {
+            return None;
+        }
+        let mut text = bounded_text(text.trim_end(), RESPONSE_LIMIT);
+        if is_cut {
+            text.push(CUT);
+        }
+        Some(Self(text.into()))
+    }
+
+    /// The value of the header `error-response`.
+    #[must_use]
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+impl fmt::Debug for Excerpt {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Excerpt({} bytes)", self.0.len())
+    }
+}
+
 /// Truncates a text to at most `limit` bytes at a character boundary, and replaces control characters with spaces.
 #[must_use]
 pub fn bounded_text(text: &str, limit: usize) -> String {
@@ -195,6 +254,35 @@ mod tests {
             assert_eq!(class.as_str().parse(), Ok(class));
         }
         assert!("Transient".parse::<ErrorClass>().is_err());
+    }
+
+    #[test]
+    fn excerpt_is_bounded_text() {
+        let of = |beginning: &[u8], is_whole| {
+            let excerpt = Excerpt::of(beginning, is_whole);
+            excerpt.map(|excerpt| excerpt.as_str().to_owned())
+        };
+        let text = |text: &str| Some(text.to_owned());
+        assert_eq!(of(b"{\"a\":1}\r\n", true), text("{\"a\":1}"));
+        assert_eq!(of(b"a\tb\x1b[31m\xc2\x9bc\0", true), text("a b [31m c "));
+        for nothing in [&b""[..], b" \n", b"\xff\xfe", b"ok \x80", b"cut \xc3"] {
+            assert_eq!(of(nothing, true), None, "{nothing:?}");
+        }
+        // The last character of the beginning is cut.
+        assert_eq!(of("größe".as_bytes(), false), text("größe…"));
+        assert_eq!(of(&"größ".as_bytes()[..5], false), text("grö…"));
+        assert_eq!(of(b"gr\xff", false), None);
+        let most = "x".repeat(RESPONSE_LIMIT);
+        assert_eq!(of(most.as_bytes(), true), text(&most));
+        let longer = of(format!("{most}x").as_bytes(), true).unwrap();
+        assert!(
+            longer.len() == RESPONSE_LIMIT && longer.ends_with("x…"),
+            "{longer}"
+        );
+        let wide = of("ä".repeat(RESPONSE_LIMIT).as_bytes(), true).unwrap();
+        assert!(wide.len() == RESPONSE_LIMIT - 1 && wide.ends_with("ä…"), "{wide}");
+        let debug = format!("{:?}", Excerpt::of(b"secret", true));
+        assert_eq!(debug, "Some(Excerpt(6 bytes))");
     }
 
     proptest! {

@@ -31,6 +31,8 @@ pub const ERROR_CLASS: &str = "error-class";
 pub const ERROR_CODE: &str = "error-code";
 /// The error message of the last failed attempt.
 pub const ERROR_MESSAGE: &str = "error-message";
+/// The beginning of what the endpoint answered to the last attempt; only in dead letters.
+pub const ERROR_RESPONSE: &str = "error-response";
 /// The time of the last failed attempt.
 pub const ERROR_TIMESTAMP: &str = "error-timestamp";
 /// The pipeline that wrote the record.
@@ -62,7 +64,7 @@ pub const TRACEPARENT: &str = "traceparent";
 /// The vendor-specific part of the trace context.
 pub const TRACESTATE: &str = "tracestate";
 
-const RESERVED: [&str; 14] = [
+const RESERVED: [&str; 15] = [
     PROCESS_AFTER,
     RETRY_COUNT,
     RETURN_TOPIC,
@@ -74,6 +76,7 @@ const RESERVED: [&str; 14] = [
     ERROR_CLASS,
     ERROR_CODE,
     ERROR_MESSAGE,
+    ERROR_RESPONSE,
     ERROR_TIMESTAMP,
     PAYLOAD_OMITTED,
     PAYLOAD_OMITTED_HASH,

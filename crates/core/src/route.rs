@@ -474,6 +474,9 @@ impl<'a> DeadLetter<'a> {
             );
         }
         headers::write_failure(&mut headers, self.failure, self.now);
+        if let Some(response) = &self.failure.response {
+            headers.push_text(headers::ERROR_RESPONSE, response.as_str());
+        }
         Output {
             topic: self.topic,
             partition: None,
@@ -521,11 +524,16 @@ pub fn undeliverable(
     Routing::dead(letter, failure.class)
 }
 
-/// Removes the value of a dead letter that its topic refuses; if there is none, removes the key and the user
+/// Removes the response of the endpoint from a dead letter that its topic refuses; if there is none, the value; otherwise, the key and the user
 /// headers, except for those that say how often the record was redriven. The header `payload-omitted` names
 /// the removed parts, and `payload-omitted-hash` has the hash of the previous key and value. Returns false if
 /// nothing is left to remove.
 pub fn strip_payload(letter: &mut Output) -> bool {
+    // It is no part of the record.
+    if letter.headers.last(headers::ERROR_RESPONSE).is_some() {
+        letter.headers = letter.headers.filtered(|name| name != headers::ERROR_RESPONSE);
+        return true;
+    }
     let hash = letter.headers.last(headers::PAYLOAD_OMITTED_HASH).is_none();
     let hash = hash.then(|| payload_hash(letter.key.as_deref(), letter.value.as_deref()));
     let is_bare = letter.key.is_none() && !letter.headers.iter().any(|(name, _)| is_of_user(name));

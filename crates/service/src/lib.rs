@@ -40,6 +40,7 @@ pub mod host;
 mod huge_pages;
 pub mod identity;
 pub mod idle;
+pub mod installation;
 mod kafka_settings;
 pub mod leftovers;
 pub mod limit_metrics;

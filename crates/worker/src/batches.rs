@@ -92,7 +92,7 @@ mod tests {
     };
 
     fn kit() -> TestKit {
-        TestKit::from_yaml("pipelines: { p: { retry: { tiers: [1s] } } }", "p").unwrap()
+        TestKit::from_yaml("pipelines: { p: { output: o, retry: { tiers: [1s] } } }", "p").unwrap()
     }
 
     #[tokio::test(start_paused = true)]
@@ -130,6 +130,12 @@ mod tests {
         let handler = in_batches(LIMITS, async |_| Vec::<Result<(), _>>::new());
         let run = kit().run_with(handler, TestRecord::value("a")).await;
         assert_eq!(run.attempts, 2);
-        assert!(matches!(&run.end, End::Dead(letter) if letter.failure.message == "0 results for 1 records"));
+        let End::Dead(letter) = &run.end else {
+            panic!("{run:?}")
+        };
+        assert_eq!(
+            letter.failure.message,
+            "gave up after 2 attempts: 0 results for 1 records"
+        );
     }
 }

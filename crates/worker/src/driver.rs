@@ -79,6 +79,7 @@ struct Called {
 }
 
 /// What a task of the driver ends with.
+#[expect(clippy::large_enum_variant, reason = "there are as many of both")]
 enum Ended {
     Called(OfLane<Called>, Permit),
     Routed(OfLane<FinishedRecord>),

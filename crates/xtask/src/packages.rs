@@ -31,6 +31,7 @@ pub(crate) const DEPLOYMENT: &[Program] = &[
     VENV,
     ("openssl", &["version"], "openssl"),
     ("promtool", &["--version"], "prometheus"),
+    ("amtool", &["--version"], "prometheus-alertmanager"),
 ];
 
 /// Installs missing packages.

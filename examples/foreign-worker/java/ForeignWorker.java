@@ -85,7 +85,7 @@ public class ForeignWorker {
     static final Set<String> RESERVED = Set.of(
             "process-after", "retry-count", "return-topic", "pipeline", "payload-omitted", "payload-omitted-hash",
             "original-topic", "original-partition", "original-offset", "original-timestamp",
-            "error-class", "error-code", "error-message", "error-timestamp");
+            "error-class", "error-code", "error-message", "error-response", "error-timestamp");
     /**
      * Headers of redrives. They are not reserved, but stay when a payload is left out: the last one of each name, unless
      * it is longer than this.

@@ -46,7 +46,7 @@ TOO_LARGE, INVALID = KafkaError.MSG_SIZE_TOO_LARGE, KafkaError.INVALID_RECORD
 RESERVED = {
     "process-after", "retry-count", "return-topic", "pipeline", "payload-omitted", "payload-omitted-hash",
     "original-topic", "original-partition", "original-offset", "original-timestamp",
-    "error-class", "error-code", "error-message", "error-timestamp",
+    "error-class", "error-code", "error-message", "error-response", "error-timestamp",
 }  # fmt: skip
 # Headers of redrives. They are not reserved, but stay when a payload is left out: the last one of each name, unless it is longer than this.
 REDRIVES = ["redrive-id", "redrive-count", "redrive-time", "redrive-of", "redrive-edited"]

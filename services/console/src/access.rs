@@ -162,7 +162,10 @@ mod tests {
 
     fn access(scopes: &[&str]) -> Access {
         let scopes = scopes.iter().map(|scope| (*scope).to_owned()).collect();
-        Access::of(Ok(GetAccessResponse { scopes }))
+        Access::of(Ok(GetAccessResponse {
+            scopes,
+            ..GetAccessResponse::default()
+        }))
     }
 
     fn shown(access: &Access, buttons: Vec<Button>) -> (Vec<String>, Option<String>) {

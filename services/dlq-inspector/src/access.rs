@@ -4,7 +4,7 @@
 //! | scope | permits |
 //! |---|---|
 //! | `dead-letters:read:PATTERN` | to see what is known of the dead letters of these topics, how records of their pipelines wait, and their overview |
-//! | `dead-letters:payload:PATTERN` | to see their keys, values and headers, and to filter by them |
+//! | `dead-letters:payload:PATTERN` | to see their keys, values and headers with the responses of endpoints, and to filter by them |
 //! | `dead-letters:unmasked:PATTERN` | to see what is masked for others, of what the other scopes show, and to filter by it |
 //! | `dead-letters:operate:PATTERN` | to change groups that have dead letters in these topics only; to redrive, discard and restore dead letters of these topics, and to redrive to them |
 //! | `dead-letters:edit:PATTERN` | to redrive dead letters of these topics with other contents, with the other scopes for them |
@@ -255,6 +255,12 @@ impl Viewer {
         identity::grpc::status(refusal)
     }
 
+    /// Requires that the caller sees payloads in some topic.
+    pub(crate) fn require_some_payloads(&self) -> Result<(), Status> {
+        let some = self.identity.require_some(Area::DeadLetters, Verb::Payload);
+        some.map_err(|refusal| self.refuse(&refusal))
+    }
+
     /// A filter as this caller may use it. Refuses one that names a topic that the caller does not see, or that tests
     /// payloads if the caller sees none.
     pub(crate) fn limit(&self, filter: Expr) -> Result<LimitedFilter, Status> {
@@ -263,8 +269,7 @@ impl Viewer {
         }
         let tests_payloads = !filter.all(&|restriction| !is_about_payload(restriction));
         if tests_payloads {
-            let some = self.identity.require_some(Area::DeadLetters, Verb::Payload);
-            some.map_err(|refusal| self.refuse(&refusal))?;
+            self.require_some_payloads()?;
         }
         Ok(LimitedFilter {
             filter,
@@ -375,9 +380,11 @@ pub(crate) fn named_topics(filter: &Expr) -> Vec<&str> {
 fn is_about_payload(restriction: &Restriction) -> bool {
     match restriction {
         Restriction::Key(_) | Restriction::Header(..) | Restriction::Json(..) => true,
-        Restriction::Id(_) | Restriction::Text(..) | Restriction::TopicIn(_) | Restriction::Number(..) => {
-            false
-        }
+        Restriction::Id(_)
+        | Restriction::Text(..)
+        | Restriction::TopicIn(_)
+        | Restriction::Number(..)
+        | Restriction::Expiry(..) => false,
     }
 }
 

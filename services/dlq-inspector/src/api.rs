@@ -1,6 +1,7 @@
 //! The gRPC service `redeliver.v1.DeadLetterService`.
 
 mod audit;
+mod breakdown;
 mod convert;
 mod decoded;
 mod group_changes;
@@ -16,6 +17,7 @@ mod value;
 mod waiting;
 mod watch;
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::pin::Pin;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -58,6 +60,8 @@ use crate::waiting::scans::Scans;
 pub(crate) use redrives::Redrives;
 pub(crate) use watch::SEND_TIMEOUT;
 
+/// Maximum number of retention times of the topics of a filter on `expires_at`: each is an alternative in the query.
+const MAX_AGES: usize = 100;
 /// Maximum number of concurrent watchers.
 const WATCHERS: usize = 256;
 /// Maximum size of the answers that are made, or wait for their clients to read them, in bytes.
@@ -283,7 +287,23 @@ impl Api {
     }
 
     fn parse_filter(&self, text: &str) -> Result<Expr, Status> {
-        filter::parse(text, &self.json_fields).map_err(|error| filter_invalid(&error))
+        let filter = filter::parse(text, &self.json_fields).map_err(|error| filter_invalid(&error))?;
+        if !filter.tests_expiry() {
+            return Ok(filter);
+        }
+        let topics = self.shared.topics();
+        let topics = topics.iter().filter(|(topic, _)| filter.can_match_in(topic));
+        let ages = topics.filter_map(|(topic, status)| {
+            let age = status.retention?.age?.as_millis();
+            Some((topic.clone(), i64::try_from(age).unwrap_or(i64::MAX)))
+        });
+        let ages: BTreeMap<String, i64> = ages.collect();
+        if ages.values().collect::<BTreeSet<_>>().len() > MAX_AGES {
+            let text =
+                format!("expires_at: topics have more than {MAX_AGES} retention times; add topic = NAME");
+            return Err(invalid("filter", text, "FILTER_INVALID", []));
+        }
+        Ok(filter.with_ages(&ages.into()))
     }
 
     /// A filter as it is recorded.

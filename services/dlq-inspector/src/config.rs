@@ -4,6 +4,7 @@ mod masking;
 mod pipeline_audit;
 mod redrive;
 mod schema_registry;
+mod webhook;
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
@@ -20,6 +21,8 @@ pub(crate) use self::masking::{Expression, FieldPath, Step};
 pub use self::pipeline_audit::PipelineAuditConfig;
 pub use self::redrive::RedriveConfig;
 pub(crate) use self::schema_registry::SchemaRegistryConfig;
+pub use self::webhook::WebhookConfig;
+pub(crate) use self::webhook::secrets;
 
 /// The section of the inspector.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -69,6 +72,8 @@ pub struct DlqInspectorConfig {
     pub redrive: RedriveConfig,
     /// Audits of all pipelines.
     pub pipeline_audit: PipelineAuditConfig,
+    /// Who is told about problems.
+    pub webhook: Option<WebhookConfig>,
 }
 
 impl Default for DlqInspectorConfig {
@@ -87,6 +92,7 @@ impl Default for DlqInspectorConfig {
             schema_registry: None,
             redrive: RedriveConfig::default(),
             pipeline_audit: PipelineAuditConfig::default(),
+            webhook: None,
         }
     }
 }
@@ -135,6 +141,9 @@ impl DlqInspectorConfig {
         self.check_letters(findings);
         self.redrive.check(findings);
         self.pipeline_audit.check(findings);
+        if let Some(webhook) = &self.webhook {
+            findings.inside("webhook", |at| webhook.check(at));
+        }
     }
 
     /// The part of [`Self::check`] about what other programs use: what dead letters are, and what is masked in them.

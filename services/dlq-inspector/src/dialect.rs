@@ -18,7 +18,7 @@
 use std::collections::HashMap;
 use std::sync::LazyLock;
 
-use redeliver_core::failure::{MESSAGE_LIMIT, bounded_text};
+use redeliver_core::failure::{MESSAGE_LIMIT, RESPONSE_LIMIT, bounded_text};
 use redeliver_core::frameworks::{self, Framework};
 use redeliver_core::headers::{self, JOB_ID, TRACEPARENT};
 use redeliver_core::pipeline::is_topic_name;
@@ -117,6 +117,8 @@ pub struct Facts {
     pub error_code: String,
     /// The error message.
     pub error_message: String,
+    /// The beginning of what the endpoint answered. The index does not store it.
+    pub error_response: String,
     /// When processing failed.
     pub failed_at: Option<Timestamp>,
     /// Number of attempts.
@@ -138,6 +140,7 @@ pub(crate) enum Field {
     ErrorClass,
     ErrorCode,
     ErrorMessage,
+    ErrorResponse,
     FailedAt,
     RetryCount,
     OriginTopic,
@@ -197,6 +200,7 @@ static RULES: &[Rule] = rules! {
     Redeliver  ErrorClass      headers::ERROR_CLASS,                      Text,      Last, marks;
     Redeliver  ErrorCode       headers::ERROR_CODE,                       Text,      Last, marks;
     Redeliver  ErrorMessage    headers::ERROR_MESSAGE,                    Text,      Last;
+    Redeliver  ErrorResponse   headers::ERROR_RESPONSE,                   Text,      Last;
     Redeliver  FailedAt        headers::ERROR_TIMESTAMP,                  Time,      Last;
     Redeliver  Pipeline        headers::PIPELINE,                         Text,      Last;
     Redeliver  RetryCount      headers::RETRY_COUNT,                      Decimal,   Last;
@@ -292,17 +296,19 @@ const MESSAGE_NAMES: [&str; 7] = [
 pub(crate) fn may_contain_message(header: &str) -> bool {
     if let Some(index) = BY_HEADER.get(header) {
         let rule = &RULES[*index];
-        return rule.field == Field::ErrorMessage || rule.encoding == Encoding::Throwable;
+        let is_message = matches!(rule.field, Field::ErrorMessage | Field::ErrorResponse);
+        return is_message || rule.encoding == Encoding::Throwable;
     }
     let name = lower_case(header);
     MESSAGE_NAMES.iter().any(|part| name.contains(part))
 }
 
-/// Whether a header contains a copy of the key or the value: Spring serializes the exception of its deserializers, which has the data, and
-/// SmallRye writes the data.
+/// Whether a header may contain a copy of the key or the value: Spring serializes the exception of its deserializers, which has the data,
+/// SmallRye writes the data, and endpoints repeat what they refuse.
 pub(crate) fn may_contain_record(header: &str) -> bool {
     let name = lower_case(header);
-    name.starts_with("springdeserializerexception")
+    name == headers::ERROR_RESPONSE
+        || name.starts_with("springdeserializerexception")
         || (name.starts_with("deserialization-failure-") && name.ends_with("data"))
 }
 
@@ -404,6 +410,7 @@ impl DialectHeaders<'_> {
             error_class: self.text(Field::ErrorClass, TEXT_LIMIT),
             error_code: self.text(Field::ErrorCode, TEXT_LIMIT),
             error_message: self.text(Field::ErrorMessage, MESSAGE_LIMIT),
+            error_response: self.text(Field::ErrorResponse, RESPONSE_LIMIT),
             failed_at: time(Field::FailedAt),
             retry_count: number(Field::RetryCount)
                 .and_then(|count| u32::try_from(count).ok())

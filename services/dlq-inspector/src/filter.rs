@@ -17,7 +17,9 @@ mod field;
 mod parse;
 mod sql;
 
+use std::collections::BTreeMap;
 use std::fmt;
+use std::sync::Arc;
 
 use redeliver_core::Position;
 
@@ -62,7 +64,12 @@ pub enum Restriction {
     Key(TextTest),
     /// A test of the field of a JSON value at this JSON pointer.
     Json(String, TextTest),
+    /// A test of the time from which Kafka may remove the dead letter because of its age. Those of topics without an age have none.
+    Expiry(NumberTest, Ages),
 }
+
+/// The age in milliseconds from which the records of topics may be removed. A parsed filter does not know them, see [`Expr::with_ages`].
+pub type Ages = Arc<BTreeMap<String, i64>>;
 
 impl Expr {
     /// Whether a dead letter matches only if all of these expressions do. Parts that are joined by AND are listed one by one.
@@ -78,6 +85,25 @@ impl Expr {
     #[must_use]
     pub fn tests(&self, field: NumberField) -> bool {
         !self.all(&|restriction| !matches!(restriction, Restriction::Number(tested, _) if *tested == field))
+    }
+
+    /// Whether any restriction tests when dead letters expire.
+    #[must_use]
+    pub fn tests_expiry(&self) -> bool {
+        !self.all(&|restriction| !matches!(restriction, Restriction::Expiry(..)))
+    }
+
+    /// The filter for topics with these ages.
+    #[must_use]
+    pub fn with_ages(self, ages: &Ages) -> Self {
+        let each = |parts: Vec<Self>| parts.into_iter().map(|part| part.with_ages(ages)).collect();
+        match self {
+            Self::And(parts) => Self::And(each(parts)),
+            Self::Or(parts) => Self::Or(each(parts)),
+            Self::Not(inner) => Self::Not(Box::new(inner.with_ages(ages))),
+            Self::Is(Restriction::Expiry(test, _)) => Self::Is(Restriction::Expiry(test, ages.clone())),
+            Self::Is(_) => self,
+        }
     }
 
     /// Whether it can match dead letters of this topic, as far as its restrictions of topics tell.

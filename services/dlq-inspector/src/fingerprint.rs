@@ -1,7 +1,7 @@
 //! Which dead letters fail for the same reason: the fingerprint of a failure, which puts dead letters into groups.
 //!
 //! The fingerprint is a hash of the pipeline (or the dead-letter topic, if the headers name no pipeline), the error class, the error
-//! code and the template of the message. In a template, placeholders stand for what differs between messages of the same
+//! code and the template: that of the message and, if the response of an endpoint names a problem (see `problem.rs`), of its name. In a template, placeholders stand for what differs between messages of the same
 //! cause:
 //!
 //! | placeholder | stands for |
@@ -23,8 +23,10 @@ use std::str::FromStr;
 use sha2::{Digest as _, Sha256};
 
 use crate::dialect::Facts;
+use crate::problem;
 
-/// The version of the rules. Ids of different versions differ. Increase it with every change of the rules.
+/// The version of the rules. Ids of different versions differ, and states of groups are lost. Increase it with every change of the rules that concerns
+/// the ids of existing dead letters.
 pub const VERSION: u8 = 1;
 
 /// Only this many characters of a message are considered.
@@ -50,7 +52,7 @@ impl GroupId {
         } else {
             ("pipeline", &*facts.pipeline)
         };
-        let template = template(&facts.error_message);
+        let template = template_of(facts);
         let mut hash = Sha256::new_with_prefix([VERSION]);
         for part in [kind, source, &facts.error_class, &facts.error_code, &template] {
             // The length before each part ensures that different failures are hashed as different bytes.
@@ -91,6 +93,16 @@ impl FromStr for GroupId {
         }
         let number = u64::from_str_radix(text, 16).map_err(|_| InvalidGroupId)?;
         Ok(Self(number.cast_signed()))
+    }
+}
+
+/// The template of the failures of a group.
+#[must_use]
+pub fn template_of(facts: &Facts) -> String {
+    let of_message = template(&facts.error_message);
+    match problem::named(&facts.error_response) {
+        Some(name) => format!("{of_message}: {}", template(name)),
+        None => of_message,
     }
 }
 

@@ -13,6 +13,7 @@
 //! which is deleted once the new one has caught up.
 
 mod attention;
+mod breakdown;
 mod change;
 mod counters;
 mod entries;
@@ -43,6 +44,7 @@ use std::path::{Path, PathBuf};
 use rusqlite::{Connection, ErrorCode};
 
 pub(crate) use attention::{TopicGroup, groups_in_need};
+pub(crate) use breakdown::{Breakdown, COUNT_FIELDS, CountField, Shown, count_by};
 pub use change::Change;
 pub use groups::{GroupOrder, GroupPage, IndexedGroup};
 pub(crate) use groups::{GroupQuery, list_groups, open_groups, topics_of_group, with_letters};

@@ -24,6 +24,7 @@
 //! | `waiting` | records that wait for their next attempt, and the life of a record, read from Kafka on demand |
 //! | `overview` | what happens in all pipelines, and what is wrong, for all callers together |
 //! | `pipeline_audit` | whether each record of the pipelines is exactly once in the output, dead or waiting |
+//! | `webhook` | sends problems to another system |
 //! | `audit` | the audit topic: recording who gets payloads, and reading it |
 //! | `api` | the gRPC services |
 //! | [`server`] | the gRPC server: health, reflection, identities, graceful shutdown |
@@ -56,9 +57,11 @@ mod lookup_pool;
 mod metrics;
 mod overview;
 mod pipeline_audit;
+mod problem;
 mod schema_registry;
 mod shared;
 mod waiting;
+mod webhook;
 
 use std::convert::Infallible;
 use std::sync::Arc;
@@ -78,6 +81,7 @@ use redeliver_service::audit::AuditLog;
 use redeliver_service::control::Controls;
 use redeliver_service::host::api_tls;
 use redeliver_service::identity::Authenticator;
+use redeliver_service::installation::Installation;
 use redeliver_service::limit_metrics::LimitMetrics;
 use redeliver_service::topics::{of_audit, of_control, topic_settings, warn_about};
 use redeliver_store::Writer;
@@ -86,7 +90,9 @@ use tokio_util::task::TaskTracker;
 
 use crate::api::{Api, Groups, Redrives};
 use crate::audit::Audit;
-pub use crate::config::{DlqInspectorConfig, MaskingRule, PipelineAuditConfig, RedriveConfig, Sections};
+pub use crate::config::{
+    DlqInspectorConfig, MaskingRule, PipelineAuditConfig, RedriveConfig, Sections, WebhookConfig,
+};
 use crate::decoding_pool::DecodingPool;
 use crate::gauges::Gauges;
 use crate::index::Pool;
@@ -106,6 +112,7 @@ use crate::redrive::returns::Returns;
 use crate::schema_registry::SchemaRegistry;
 use crate::shared::SharedState;
 use crate::waiting::scans::Scans;
+use crate::webhook::Webhook;
 
 /// Capacity of the queue of batches between the reader and the writer.
 const QUEUED_BATCHES: usize = 4;
@@ -318,6 +325,11 @@ pub fn mount(host: &mut Host, config: DlqInspectorConfig, listener: Listener) ->
         .clone()
         .run(overview_surveyor, metrics.clone(), stop.clone());
     host.tasks.spawn("dlq-overview", surveying);
+    if let Some(webhook) = &config.webhook {
+        let webhook = Webhook::new(webhook, masking.clone(), host.clock.clone(), metrics.clone())?;
+        let sending = webhook.run(overviews.subscribe(), stop.clone());
+        host.tasks.spawn("dlq-webhook", sending);
+    }
     let redrives = redrive::start::count(jobs.clone(), metrics.clone(), stop.clone());
     host.tasks.spawn("dlq-redrives", redrives);
     let service = Api::new(
@@ -375,9 +387,19 @@ pub fn mount(host: &mut Host, config: DlqInspectorConfig, listener: Listener) ->
     host.tasks.spawn("dlq-survey", survey.run());
     host.tasks.spawn("dlq-retention", retention);
     host.tasks.spawn("dlq-measures", gauges);
+    let installation = Installation::of(host);
+    let http = limits.http();
     host.tasks.spawn(
         "dlq-api",
-        server::serve(listener, service, controls, authenticator, limits.http(), grace),
+        server::serve(
+            listener,
+            service,
+            controls,
+            authenticator,
+            installation,
+            http,
+            grace,
+        ),
     );
     Ok(())
 }

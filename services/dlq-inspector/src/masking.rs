@@ -11,8 +11,8 @@ use std::sync::LazyLock;
 
 use bytes::Bytes;
 use redeliver_core::Headers;
-use redeliver_core::failure::MESSAGE_LIMIT;
-use redeliver_core::headers::{ERROR_MESSAGE, JOB_ID, TRACEPARENT};
+use redeliver_core::failure::{CUT, MESSAGE_LIMIT};
+use redeliver_core::headers::{ERROR_MESSAGE, ERROR_RESPONSE, JOB_ID, TRACEPARENT};
 use redeliver_core::pattern::matches;
 
 use crate::config::{Expression, FieldPath, MaskingRule};
@@ -241,7 +241,7 @@ impl<'m> Mask<'m> {
             },
             Restriction::Number(NumberField::ValueSize, _) => self.has_fields(),
             Restriction::Number(field, _) => number_fact(*field).is_some_and(|fact| self.may_hide(fact)),
-            Restriction::Id(_) | Restriction::TopicIn(_) => false,
+            Restriction::Id(_) | Restriction::TopicIn(_) | Restriction::Expiry(..) => false,
         }
     }
 
@@ -308,10 +308,12 @@ fn masked_message(name: &str, value: &[u8], expressions: &[&Expression]) -> Opti
     let Some(text) = text.filter(|text| text.len() <= MAX_SEARCHED) else {
         return Some(MASK.to_owned());
     };
+    let cut = text.strip_suffix(CUT).filter(|_| name == ERROR_RESPONSE);
     // The writer of the dead letter has cut the message, perhaps within a character.
-    let is_cut = name == ERROR_MESSAGE && text.len() + 3 >= MESSAGE_LIMIT;
-    let masked = text::mask(text, expressions, is_cut);
-    (masked != text).then(|| masked.into_owned())
+    let is_cut = cut.is_some() || (name == ERROR_MESSAGE && text.len() + 3 >= MESSAGE_LIMIT);
+    let shown = cut.unwrap_or(text);
+    let masked = text::mask(shown, expressions, is_cut);
+    (masked != shown).then(|| masked.into_owned())
 }
 
 fn text_fact(field: TextField) -> Option<Fact> {

@@ -81,6 +81,7 @@ pub(crate) struct Metrics {
     overview_watchers: Gauge,
     audit_as_of: Family<PipelineLabel, Gauge>,
     audit_defects: Family<PipelineLabel, Gauge>,
+    webhook_requests: Family<OutcomeLabel, Counter>,
     calls: Family<CallLabels, Histogram, fn() -> Histogram>,
 }
 
@@ -110,6 +111,7 @@ impl Metrics {
             overview_watchers: Gauge::default(),
             audit_as_of: Family::default(),
             audit_defects: Family::default(),
+            webhook_requests: Family::default(),
             calls: Family::new_with_constructor(|| Histogram::new(CALL_SECONDS)),
         };
         registry.register(
@@ -232,6 +234,14 @@ impl Metrics {
             "dlq_pipeline_audit_defects",
             "Records that the last pass found lost, doubled, early, altered or unknown",
             metrics.audit_defects.clone(),
+        );
+        for outcome in ["sent", "failed"] {
+            drop(metrics.webhook_requests.get_or_create(&OutcomeLabel { outcome }));
+        }
+        registry.register(
+            "dlq_webhook_requests",
+            "Requests to the receiver of problems, by outcome: sent, failed",
+            metrics.webhook_requests.clone(),
         );
         registry.register_with_unit(
             "dlq_call",
@@ -380,6 +390,12 @@ impl Metrics {
         }
         let defects = audit.defects.iter().map(|defect| defect.count).sum();
         self.audit_defects.get_or_create(&label).set(saturating(defects));
+    }
+
+    pub(crate) fn add_webhook_request(&self, outcome: &'static str) {
+        self.webhook_requests
+            .get_or_create(&OutcomeLabel { outcome })
+            .inc();
     }
 
     pub(crate) fn count_overview_watcher(&self) -> WatcherGuard {

@@ -28,6 +28,7 @@ use redeliver_runtime::listen::Listener;
 use redeliver_service::control::{self, Controls};
 use redeliver_service::grpc::with_status_of_timeout;
 use redeliver_service::identity::{self, Authentication, Authenticator, authenticate};
+use redeliver_service::installation::Installation;
 use redeliver_service::memory_budget::Reservation;
 use redeliver_store::Replica;
 use tokio_util::sync::CancellationToken;
@@ -68,6 +69,7 @@ pub(crate) async fn serve(
     api: Api,
     controls: Controls,
     authenticator: Authenticator,
+    installation: Installation,
     limits: HttpLimits,
     grace: Duration,
 ) -> Result<(), ServerError> {
@@ -104,7 +106,7 @@ pub(crate) async fn serve(
     let controls = control::grpc::Service::new(Arc::new(controls));
     let controls = ControlServiceServer::new(controls).max_decoding_message_size(SMALL_MESSAGE);
     let authenticated = Routes::new(controls)
-        .add_service(identity::grpc::access_service())
+        .add_service(identity::grpc::access_service(installation))
         .add_service(AuditServiceServer::new(api.clone()))
         .add_service(RedriveServiceServer::new(api.clone()))
         .add_service(WaitingServiceServer::new(api.clone()))

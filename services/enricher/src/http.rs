@@ -3,7 +3,8 @@
 //! The request body is the record's value, byte for byte. The response body becomes the new value, with the content type
 //! of the response, or is discarded. The
 //! pipeline's classification table decides what a status means. A call never follows a redirect, exceeds its timeout,
-//! keeps more of a response than `max_response_bytes`, or puts a payload or a secret into a message.
+//! keeps more of a response than `max_response_bytes`, or puts a payload or a secret into a message. What a response that fails says is
+//! in an [`Excerpt`] of its own.
 //!
 //! | code | class | scope | cause |
 //! |---|---|---|---|
@@ -25,6 +26,7 @@ mod call_error;
 mod client;
 mod content_encoding;
 mod credentials;
+mod excerpt;
 mod headers;
 mod metrics;
 mod request;
@@ -48,7 +50,7 @@ use futures::future::BoxFuture;
 use http_body_util::BodyExt as _;
 use hyper::body::Body as _;
 use redeliver_core::classification::Classification;
-use redeliver_core::failure::FailureScope;
+use redeliver_core::failure::{Excerpt, FailureScope};
 use redeliver_core::outcome::Produced;
 use redeliver_core::{Clock, ErrorClass, Failure, Headers, HumanDuration, Outcome};
 use redeliver_runtime::config::BatchValues;
@@ -56,13 +58,14 @@ use redeliver_service::Host;
 use redeliver_worker::{Attempt, BatchLimits, Batcher};
 use reqwest::header::{CONTENT_LENGTH, CONTENT_TYPE, HeaderMap, HeaderValue};
 use reqwest::{Client, Method, Request, Response, StatusCode, Url, Version};
-use tokio::time::{Instant, timeout, timeout_at};
+use tokio::time::{Instant, timeout_at};
 use tower::Service;
 
 use self::batch::RecordResult;
 use self::call_error::CallError;
 use self::content_encoding::Undecodable;
 use self::credentials::{Credentials, InUse};
+use self::excerpt::Beginning;
 pub use self::settings::{HttpSettings, HttpSetupError, ResponseUse, TlsFiles};
 use self::telemetry::{CallTelemetry, ObservedCalls};
 use crate::merge;
@@ -95,6 +98,7 @@ struct Endpoint {
     /// Whether the body of a successful response matters.
     needs_body: bool,
     max_response_bytes: usize,
+    error_response: bool,
     max_retry_after: Duration,
     classification: Classification,
     output: OutputChoice,
@@ -140,7 +144,7 @@ const MISSING_RESULT: &str = "http.missing-result";
 /// The status of a success without a body.
 const NO_CONTENT: u16 = 204;
 
-/// Limits for reading the body of an error response; see [`drain`].
+/// Limits for reading the body of an error response; see [`Beginning::drain`].
 const DRAIN_BYTES: usize = 64 * 1024;
 const DRAIN_TIMEOUT: Duration = Duration::from_millis(100);
 
@@ -173,6 +177,7 @@ impl HttpHandler {
                 || settings.output.needs_body(),
             response: settings.response,
             max_response_bytes: settings.max_response_bytes,
+            error_response: settings.error_response,
             max_retry_after: settings.max_retry_after,
             classification: settings.classification,
             output: settings.output,
@@ -237,7 +242,7 @@ impl Service<Attempt> for HttpHandler {
                 None => endpoint.call_for(&attempt).await,
             };
             Ok(
-                match result.and_then(|result| endpoint.produced(&attempt, result)) {
+                match result.and_then(|result| endpoint.produced(&attempt, &result)) {
                     Ok(produced) => Outcome::Success(produced.into_iter().collect()),
                     Err(failure) => Outcome::Failed(failure),
                 },
@@ -313,7 +318,8 @@ impl Endpoint {
         let results = batch::results(&response.body, ids, values, self.max_retry_after);
         let results = results.map_err(|problem| {
             let message = format!("{self}: the response {problem}");
-            let failure = Failure::transient(INVALID_RESPONSE, message);
+            let failure =
+                Failure::transient(INVALID_RESPONSE, message).with_response(self.excerpt(&response));
             of_this_call(failure.with_scope(FailureScope::Endpoint))
         })?;
         let results = results.into_iter().map(|result| match result {
@@ -333,19 +339,34 @@ impl Endpoint {
             value,
             content_type,
         } = result;
+        let result = CallResult {
+            status,
+            body: value,
+            content_type,
+        };
         match self.classification.of_status(status, retry_after.is_some()) {
-            Ok(()) if value.len() > self.max_response_bytes => Err(self.too_large().failure),
-            Ok(()) => Ok(CallResult {
-                status,
-                body: value,
-                content_type,
-            }),
-            Err((class, scope)) => Err(self.error_status(status, class, scope, retry_after).failure),
+            Ok(()) if result.body.len() > self.max_response_bytes => Err(self.too_large().failure),
+            Ok(()) => Ok(result),
+            Err((class, scope)) => {
+                let failure = self.error_status(status, class, scope, retry_after).failure;
+                Err(failure.with_response(self.excerpt(&result)))
+            }
         }
     }
 
     /// The result of a record, unless it is dropped.
-    fn produced(&self, attempt: &Attempt, result: CallResult) -> Result<Option<Produced>, Failure> {
+    fn produced(&self, attempt: &Attempt, result: &CallResult) -> Result<Option<Produced>, Failure> {
+        self.result_of(attempt, result)
+            .map_err(|failure| failure.with_response(self.excerpt(result)))
+    }
+
+    /// What a dead letter says of a response.
+    fn excerpt(&self, result: &CallResult) -> Option<Excerpt> {
+        let excerpt = || excerpt::excerpt(result.content_type.as_ref(), &result.body, true);
+        self.error_response.then(excerpt).flatten()
+    }
+
+    fn result_of(&self, attempt: &Attempt, result: &CallResult) -> Result<Option<Produced>, Failure> {
         let value = attempt.record.value.as_deref();
         let topic = match self.output.destination(value, result.status, &result.body)? {
             Destination::Output => None,
@@ -354,7 +375,7 @@ impl Endpoint {
         };
         let produced = match &self.response {
             ResponseUse::Replace => Produced {
-                value: Some(Some(result.body)),
+                value: Some(Some(result.body.clone())),
                 headers: content_type_of(result.content_type.as_ref()),
                 ..Produced::unchanged()
             },
@@ -432,7 +453,7 @@ impl Endpoint {
         }
         *request.body_mut() = Some(body.into());
         let deadline = Instant::now() + self.timeout;
-        let response = match timeout_at(deadline, client.execute(request)).await {
+        let mut response = match timeout_at(deadline, client.execute(request)).await {
             Ok(Ok(response)) => response,
             Ok(Err(error)) => return Err(self.call_error(&error)),
             Err(_) => return Err(self.timed_out()),
@@ -460,8 +481,12 @@ impl Endpoint {
                 })
             }
             Err((class, scope)) => {
-                drain(response).await;
-                Err(self.error_status(status.as_u16(), class, scope, retry_after))
+                let beginning = Beginning::drain(&mut response).await;
+                let mut failed = self.error_status(status.as_u16(), class, scope, retry_after);
+                if self.error_response {
+                    failed.failure.response = beginning.excerpt(response.headers());
+                }
+                Err(failed)
             }
         }
     }
@@ -635,22 +660,6 @@ fn content_type_of(content_type: Option<&HeaderValue>) -> Headers {
         headers.push(CONTENT_TYPE.as_str(), Some(content_type.as_bytes()));
     }
     headers
-}
-
-/// Reads a short body to its end and discards it. A connection with an unread body cannot be reused, and new
-/// connections would add to the load of an endpoint that already fails.
-async fn drain(mut response: Response) {
-    let read = async {
-        let mut length = 0;
-        while let Ok(Some(chunk)) = response.chunk().await {
-            length += chunk.len();
-            if length > DRAIN_BYTES {
-                break;
-            }
-        }
-    };
-    // A failure does not matter: the status alone decides what happens to the record.
-    drop(timeout(DRAIN_TIMEOUT, read).await);
 }
 
 impl fmt::Display for Endpoint {

@@ -119,6 +119,7 @@ fn settings(section: String, http: &HttpConfig, pipeline: &PipelineConfig) -> Ht
             ResponseMode::Merge(pointer) => ResponseUse::Merge(pointer.clone()),
         },
         max_response_bytes: usize::try_from(http.max_response_bytes).unwrap_or(usize::MAX),
+        error_response: http.error_response,
         max_retry_after: http.max_retry_after.duration(),
         headers: http
             .headers

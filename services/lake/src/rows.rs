@@ -13,7 +13,7 @@ use redeliver_core::headers::{
 use redeliver_core::job::{JobState, Priority};
 use redeliver_core::{Headers, Record, Timestamp, redrive};
 use redeliver_dlq_inspector::dialect::{Dialect, Facts, OriginPosition};
-use redeliver_dlq_inspector::fingerprint::{GroupId, template};
+use redeliver_dlq_inspector::fingerprint::{GroupId, template_of};
 use redeliver_dlq_inspector::id::parse_id;
 use redeliver_dlq_inspector::ledger::State;
 use redeliver_dlq_inspector::masking::{MASK, Mask, MaskedValue, Masking};
@@ -308,7 +308,7 @@ fn failure(row: &mut Row<'_>, facts: &Facts) {
     row.text("error_class", non_empty(&facts.error_class));
     row.text("error_code", non_empty(&facts.error_code));
     row.text("error_message", non_empty(&facts.error_message));
-    row.text("error_template", non_empty(&template(&facts.error_message)));
+    row.text("error_template", non_empty(&template_of(facts)));
 }
 
 /// The size of a value tells something about its masked parts.

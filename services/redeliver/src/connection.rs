@@ -6,9 +6,12 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use axum::http::Uri;
-use redeliver_client::{ClientError, Endpoint};
+use redeliver_client::messages::GetAccessRequest;
+use redeliver_client::{AccessClient, ClientError, Connection, Endpoint};
 use redeliver_core::HumanDuration;
-use redeliver_runtime::cli::{EXIT_FAILURE, EXIT_USAGE, report};
+use redeliver_kafka::KafkaSettings;
+use redeliver_kafka::reader::TopicClient;
+use redeliver_runtime::cli::{CommonArgs, EXIT_FAILURE, EXIT_USAGE, report};
 use redeliver_runtime::config::{ApiConfig, ConfigError, Secret};
 use redeliver_runtime::listen::reachable;
 use redeliver_service::login::LoginError;
@@ -65,6 +68,42 @@ pub(crate) struct CredentialArgs {
         requires = "cert_file"
     )]
     key_file: Option<PathBuf>,
+}
+
+/// The inspector and the scheduler, for commands that ask both.
+#[derive(clap::Args)]
+pub(crate) struct ServicesArgs {
+    #[command(flatten)]
+    pub(crate) common: CommonArgs,
+    /// URL of the inspector; overrides REDELIVER_DLQ (default: dlq_inspector.listen)
+    #[arg(long, value_name = "URL", env = "REDELIVER_DLQ", hide_env = true, help_heading = CONNECTION)]
+    inspector: Option<String>,
+    /// URL of the scheduler; overrides REDELIVER_SCHEDULER (default: scheduler.listen)
+    #[arg(long, value_name = "URL", env = "REDELIVER_SCHEDULER", hide_env = true, help_heading = CONNECTION)]
+    scheduler: Option<String>,
+    #[command(flatten)]
+    connection: ConnectionArgs,
+}
+
+impl ServicesArgs {
+    pub(crate) fn timeout(&self) -> Duration {
+        self.connection.timeout()
+    }
+
+    pub(crate) async fn inspector(&self, config: &Config) -> Result<Connection, CliError> {
+        let service = inspector(config).with_flag("--inspector");
+        self.connect(self.inspector.as_deref(), &service).await
+    }
+
+    pub(crate) async fn scheduler(&self, config: &Config) -> Result<Connection, CliError> {
+        let service = scheduler(config).with_flag("--scheduler");
+        self.connect(self.scheduler.as_deref(), &service).await
+    }
+
+    async fn connect(&self, server: Option<&str>, service: &Service) -> Result<Connection, CliError> {
+        let endpoint = self.connection.endpoint(server, service)?;
+        endpoint.connect().await.map_err(|error| service.failure(error))
+    }
 }
 
 pub(crate) struct Service {
@@ -171,7 +210,7 @@ pub(crate) enum CliError {
 
 impl Service {
     /// For a command in which another flag has the address.
-    pub(crate) fn with_flag(self, flag: &'static str) -> Self {
+    fn with_flag(self, flag: &'static str) -> Self {
         Self { flag, ..self }
     }
 
@@ -198,6 +237,38 @@ impl Service {
             error => CliError::Client(error),
         }
     }
+}
+
+/// Connects to a service to change something, and says on stderr in which installation that is.
+pub(crate) async fn connect_to_change(
+    endpoint: &Endpoint,
+    service: &Service,
+) -> Result<Connection, CliError> {
+    let connected = endpoint.connect().await;
+    let connection = connected.map_err(|error| service.failure(error))?;
+    // If the caller is refused here, it is refused with the change as well. A server of an older version does not tell.
+    if let Ok(access) = AccessClient::new(&connection).get(GetAccessRequest {}).await {
+        say_installation(&access.cluster_id, &access.id_prefix);
+    }
+    Ok(connection)
+}
+
+/// As [`connect_to_change`], for commands that change something in Kafka themselves.
+pub(crate) fn say_cluster(kafka: &KafkaSettings) {
+    let client = TopicClient::new(kafka).ok();
+    let cluster_id = client.and_then(|client| client.cluster_id()).unwrap_or_default();
+    say_installation(&cluster_id, &kafka.id_prefix);
+}
+
+fn say_installation(cluster_id: &str, id_prefix: &str) {
+    if cluster_id.is_empty() {
+        return;
+    }
+    let prefix = match id_prefix {
+        "" => String::new(),
+        prefix => format!(", id prefix {}", in_one_line(prefix)),
+    };
+    eprintln!("cluster {}{prefix}", in_one_line(cluster_id));
 }
 
 /// Whether two addresses have the same scheme, host and port.

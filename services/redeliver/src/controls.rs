@@ -10,7 +10,7 @@ use redeliver_client::messages::{
     ApplicationControl, ChangeControlRequest, Control, ControlFailure, GetControlRequest, PipelineControl,
     RateLimit, ReleaseWholeTierRequest, RunState, SetControlRateRequest, TierControl, TierReleaseResult,
 };
-use redeliver_client::{ClientError, Code, ControlClient};
+use redeliver_client::{ClientError, Code, ControlClient, Endpoint};
 use redeliver_core::token_bucket::RATES;
 use redeliver_proto::error::code_name;
 use redeliver_runtime::cli::CommonArgs;
@@ -18,7 +18,9 @@ use redeliver_service::control::ControlName;
 use serde_json::json;
 
 use crate::config::Config;
-use crate::connection::{CONNECTION, CliError, ConnectionArgs, conclude, inspector, scheduler};
+use crate::connection::{
+    CONNECTION, CliError, ConnectionArgs, Service, conclude, connect_to_change, inspector, scheduler,
+};
 use crate::output::{Column, Format, Json, OutputArgs, Text as _, fields, print_item, print_items};
 
 #[derive(Args)]
@@ -124,15 +126,24 @@ impl ServerArgs {
     }
 
     async fn connect(&self, config: &Config) -> Result<ControlClient, CliError> {
+        let (endpoint, service) = self.endpoint(config)?;
+        let connected = ControlClient::connect(&endpoint).await;
+        connected.map_err(|error| service.failure(error))
+    }
+
+    async fn connect_to_change(&self, config: &Config) -> Result<ControlClient, CliError> {
+        let (endpoint, service) = self.endpoint(config)?;
+        Ok(ControlClient::new(&connect_to_change(&endpoint, &service).await?))
+    }
+
+    fn endpoint(&self, config: &Config) -> Result<(Endpoint, Service), CliError> {
         let (service, url) = if self.asks_inspector(config) {
             (inspector(config), &self.inspector)
         } else {
             (scheduler(config), &self.scheduler)
         };
         let url = self.server.as_deref().or(url.as_deref());
-        let endpoint = self.connection.endpoint(url, &service)?;
-        let connected = ControlClient::connect(&endpoint).await;
-        connected.map_err(|error| service.failure(error))
+        Ok((self.connection.endpoint(url, &service)?, service))
     }
 }
 
@@ -206,7 +217,7 @@ fn release_whole_tier(args: &ReleaseArgs) -> ExitCode {
             let problem = "--expected-revision is not possible with a tier of all pipelines: each of them has a revision of its own";
             return Err(CliError::Usage(problem.to_owned()));
         }
-        let client = change.server.connect(config).await?;
+        let client = change.server.connect_to_change(config).await?;
         let request = ReleaseWholeTierRequest {
             name: args.name.to_string(),
             reason: args.reason.clone(),
@@ -262,7 +273,7 @@ impl ChangeArgs {
         change: impl AsyncFnOnce(&ControlClient, ChangeControlRequest) -> Result<Control, ClientError>,
     ) -> ExitCode {
         with_config(&self.server.common, async |config| {
-            let client = self.server.connect(config).await?;
+            let client = self.server.connect_to_change(config).await?;
             let request = ChangeControlRequest {
                 name: name.to_string(),
                 reason: reason.to_owned(),
@@ -356,6 +367,11 @@ impl From<&TierControl> for Shown {
             without_rate: "unlimited",
         }
     }
+}
+
+/// Whether nothing runs, as far as this version knows.
+pub(crate) fn is_paused(control: &Control) -> bool {
+    effective(control).state == RunState::Paused
 }
 
 /// The effective state.

@@ -2,6 +2,7 @@
 
 mod audit;
 mod completeness;
+mod count;
 mod decoded;
 mod edit;
 mod export;
@@ -21,14 +22,18 @@ use redeliver_client::convert::{from_duration, time};
 use redeliver_client::messages::{
     Completeness, DeadLetter, ListDeadLettersRequest, RedriveKind, Removal, TopicStats,
 };
-use redeliver_client::{AuditClient, DeadLetterClient, Endpoint, RedriveClient, Timestamp};
+use redeliver_client::{AuditClient, ClientError, DeadLetterClient, Endpoint, RedriveClient, Timestamp};
+use redeliver_core::{Clock as _, HumanDuration, SystemClock};
 use redeliver_runtime::cli::CommonArgs;
 use serde_json::json;
 
 use crate::config::Config;
-use crate::connection::{CONNECTION, CliError, ConnectionArgs, Service, conclude, inspector};
+use crate::connection::{
+    CONNECTION, CliError, ConnectionArgs, Service, conclude, connect_to_change, inspector,
+};
 use crate::output::{Column, Format, Json, OutputArgs, Text as _, object, print_answer, print_item, rounded};
 use crate::pages::{Pages, read_pages};
+use crate::times::{check_range, past};
 use completeness::CompleteArgs;
 pub(crate) use completeness::problem;
 use show::{as_json, as_text};
@@ -43,7 +48,7 @@ pub(crate) struct DlqArgs {
 enum Verb {
     /// List dead letters, newest first
     #[command(
-        after_help = "Examples:\n  redeliver dlq ls --filter 'state = OPEN AND pipeline = \"orders\"'\n  redeliver dlq ls --filter 'dead_at > 2026-01-01T00:00:00Z' --limit 1000 -o jsonl"
+        after_help = "Examples:\n  redeliver dlq ls --filter 'state = OPEN AND pipeline = \"orders\"'\n  redeliver dlq ls --since yesterday --limit 1000 -o jsonl\n  redeliver dlq ls --filter 'state = OPEN' --expires-within 1d --oldest-first"
     )]
     Ls(ListArgs),
     /// Show a dead letter: failure, origin, headers and payload
@@ -60,6 +65,11 @@ enum Verb {
     Export(export::ExportArgs),
     /// Count dead letters by topic and class
     Stats(StatsArgs),
+    /// Count dead letters by fields, such as codes, headers or days
+    #[command(
+        after_help = "Examples:\n  redeliver dlq count --by headers.tenant,error_code --since yesterday -o csv\n  redeliver dlq count --by day,pipeline --filter 'state = OPEN'"
+    )]
+    Count(count::CountArgs),
     /// List groups of dead letters with the same reason
     #[command(
         after_help = "Examples:\n  redeliver dlq groups --filter 'state = OPEN'\n  redeliver dlq groups --sort first-seen"
@@ -95,9 +105,7 @@ enum Verb {
     )]
     Restore(redrives::DiscardArgs),
     /// List audit log entries: changes and disclosures, oldest first
-    #[command(
-        after_help = "Examples:\n  redeliver dlq audit --action 'control.*' --from 2026-01-31T08:00:00Z"
-    )]
+    #[command(after_help = "Examples:\n  redeliver dlq audit --action 'control.*' --from 2h")]
     Audit(audit::AuditArgs),
 }
 
@@ -117,11 +125,53 @@ struct FilterArgs {
     /// Filter, such as 'error_class = "permanent" AND headers.tenant = "x" AND retry_count > 3' (default: all)
     #[arg(long, value_name = "FILTER", default_value = "", hide_default_value = true)]
     filter: String,
+    #[command(flatten)]
+    range: RangeArgs,
+}
+
+impl FilterArgs {
+    fn text(&self) -> Result<String, CliError> {
+        self.range.add_to(&self.filter)
+    }
+}
+
+/// Restrictions by time, besides a filter.
+#[derive(Args)]
+struct RangeArgs {
+    /// Only dead letters of this time or later, such as 2h (ago), yesterday or 2026-01-31T08:00:00Z
+    #[arg(long, value_name = "TIME", value_parser = past)]
+    since: Option<Timestamp>,
+    /// Only dead letters before this time
+    #[arg(long, value_name = "TIME", value_parser = past)]
+    until: Option<Timestamp>,
+    /// Only dead letters that Kafka may remove within this time because of their age, such as 1d
+    #[arg(long, value_name = "DURATION")]
+    expires_within: Option<HumanDuration>,
+}
+
+impl RangeArgs {
+    /// Adds the restrictions to a filter. AND binds less tightly than everything that this can have.
+    fn add_to(&self, filter: &str) -> Result<String, CliError> {
+        check_range(("--since", self.since), self.until)?;
+        let expires = self
+            .expires_within
+            .map(|within| SystemClock.now().after(within.duration()));
+        let range = [
+            ("dead_at >=", self.since),
+            ("dead_at <", self.until),
+            ("expires_at <", expires),
+        ];
+        let range = range
+            .into_iter()
+            .filter_map(|(test, time)| Some(format!("{test} \"{}\"", time?)));
+        let filter = Some(filter.trim().to_owned()).filter(|filter| !filter.is_empty());
+        Ok(filter.into_iter().chain(range).collect::<Vec<_>>().join(" AND "))
+    }
 }
 
 #[derive(Args)]
 struct ReasonArgs {
-    /// Reason for the audit log, for reading payloads
+    /// Reason for the audit log, for reading payloads or headers
     #[arg(long, value_name = "REASON")]
     reason: Option<String>,
 }
@@ -201,12 +251,30 @@ struct StatsArgs {
 }
 
 impl Verb {
+    /// Whether it may change something.
+    fn changes(&self) -> bool {
+        match self {
+            Self::Redrive(_) | Self::Edit(_) | Self::Import(_) | Self::Discard(_) | Self::Restore(_) => true,
+            Self::Redrives(args) => args.changes(),
+            Self::Group(args) => args.changes(),
+            Self::Ls(_)
+            | Self::Show(_)
+            | Self::Watch(_)
+            | Self::Export(_)
+            | Self::Stats(_)
+            | Self::Count(_)
+            | Self::Groups(_)
+            | Self::Audit(_) => false,
+        }
+    }
+
     /// Why payloads are read.
     fn reason(&self) -> Option<&str> {
         let reason = match self {
             Self::Show(args) => &args.reason,
             Self::Watch(args) => &args.reason,
             Self::Export(args) => &args.reason,
+            Self::Count(args) => &args.reason,
             // The editor shows the payload.
             Self::Edit(args) => return Some(&*args.run.reason).filter(|reason| !reason.is_empty()),
             Self::Ls(_)
@@ -231,6 +299,7 @@ pub(crate) fn main(args: &DlqArgs) -> ExitCode {
         Verb::Watch(args) => &args.inspector,
         Verb::Export(args) => &args.inspector,
         Verb::Stats(args) => &args.inspector,
+        Verb::Count(args) => &args.inspector,
         Verb::Groups(args) => &args.inspector,
         Verb::Group(args) => args.inspector(),
         Verb::Redrive(args) => args.inspector(),
@@ -241,37 +310,60 @@ pub(crate) fn main(args: &DlqArgs) -> ExitCode {
         Verb::Audit(args) => &args.inspector,
     };
     with_inspector(inspector, args.verb.reason(), async |endpoint, service| {
-        let dead_letters = async || {
-            let client = DeadLetterClient::connect(endpoint).await;
-            client.map_err(|error| service.failure(error))
-        };
-        let redrives = async || {
-            let client = RedriveClient::connect(endpoint).await;
-            client.map_err(|error| service.failure(error))
-        };
-        match &args.verb {
-            Verb::Ls(args) => list(&dead_letters().await?, args).await,
-            Verb::Show(args) => show(&dead_letters().await?, args).await,
-            Verb::Watch(args) => watch::run(&dead_letters().await?, args).await,
-            Verb::Export(args) => {
-                let target = args.target()?;
-                export::run(&dead_letters().await?, args, target).await
+        let connect = async || {
+            if args.verb.changes() {
+                return connect_to_change(endpoint, service).await;
             }
-            Verb::Stats(args) => stats(&dead_letters().await?, args).await,
-            Verb::Groups(args) => groups::list(&dead_letters().await?, args).await,
-            Verb::Group(args) => groups::run(&dead_letters().await?, args).await,
-            Verb::Redrive(args) => redrives::redrive(&redrives().await?, args).await,
-            Verb::Edit(args) => edit::run(&dead_letters().await?, &redrives().await?, args).await,
-            Verb::Import(args) => import::run(&redrives().await?, args).await,
-            Verb::Redrives(args) => redrives::run(&redrives().await?, args).await,
-            Verb::Discard(args) => redrives::discard(&redrives().await?, args, RedriveKind::Discard).await,
-            Verb::Restore(args) => redrives::discard(&redrives().await?, args, RedriveKind::Restore).await,
-            Verb::Audit(args) => {
-                let client = AuditClient::connect(endpoint).await;
-                audit::run(&client.map_err(|error| service.failure(error))?, args).await
+            let connection = endpoint.connect().await;
+            connection.map_err(|error| service.failure(error))
+        };
+        let dead_letters = async || Ok::<_, CliError>(DeadLetterClient::new(&connect().await?));
+        let redrives = async || Ok::<_, CliError>(RedriveClient::new(&connect().await?));
+        let done: Result<ExitCode, CliError> = async {
+            match &args.verb {
+                Verb::Ls(args) => list(&dead_letters().await?, args).await,
+                Verb::Show(args) => show(&dead_letters().await?, args).await,
+                Verb::Watch(args) => watch::run(&dead_letters().await?, args).await,
+                Verb::Export(args) => {
+                    let target = args.target()?;
+                    export::run(&dead_letters().await?, args, target).await
+                }
+                Verb::Stats(args) => stats(&dead_letters().await?, args).await,
+                Verb::Count(args) => count::run(&dead_letters().await?, args).await,
+                Verb::Groups(args) => groups::list(&dead_letters().await?, args).await,
+                Verb::Group(args) => groups::run(&dead_letters().await?, args).await,
+                Verb::Redrive(args) => redrives::redrive(&redrives().await?, args).await,
+                Verb::Edit(args) => {
+                    let connection = connect().await?;
+                    let letters = DeadLetterClient::new(&connection);
+                    edit::run(&letters, &RedriveClient::new(&connection), args).await
+                }
+                Verb::Import(args) => import::run(&redrives().await?, args).await,
+                Verb::Redrives(args) => redrives::run(&redrives().await?, args).await,
+                Verb::Discard(args) => {
+                    redrives::discard(&redrives().await?, args, RedriveKind::Discard).await
+                }
+                Verb::Restore(args) => {
+                    redrives::discard(&redrives().await?, args, RedriveKind::Restore).await
+                }
+                Verb::Audit(args) => audit::run(&AuditClient::new(&connect().await?), args).await,
             }
         }
+        .await;
+        done.map_err(expiry_unknown)
     })
+}
+
+/// Names the flag, if the inspector does not know what it needs.
+fn expiry_unknown(error: CliError) -> CliError {
+    match &error {
+        CliError::Client(ClientError::Refused { message, .. }) if message.contains("`expires_at`") => {
+            CliError::failed(format_args!(
+                "{message}\n--expires-within: the inspector is older than this command; upgrade it"
+            ))
+        }
+        _ => error,
+    }
 }
 
 /// Runs a command that asks the inspector. `reason`: why payloads are read.
@@ -333,10 +425,10 @@ async fn list(client: &DeadLetterClient, args: &ListArgs) -> Result<ExitCode, Cl
     } else {
         "dead_at desc"
     };
-    let format = args.output.format;
+    let (format, filter) = (args.output.format, args.filter.text()?);
     let listed = read_answer(args.limit, format, as_json, async |page_size, page_token| {
         let request = ListDeadLettersRequest {
-            filter: args.filter.filter.clone(),
+            filter: filter.clone(),
             order_by: order_by.to_owned(),
             page_size,
             page_token,
@@ -408,7 +500,7 @@ const STATS: [Column<TopicStats>; 9] = [
 ];
 
 async fn stats(client: &DeadLetterClient, args: &StatsArgs) -> Result<ExitCode, CliError> {
-    let stats = client.stats(&args.filter.filter).await?;
+    let stats = client.stats(&args.filter.text()?).await?;
     let completeness = stats.completeness.unwrap_or_default();
     print_answer(
         args.output.format,
@@ -451,9 +543,33 @@ pub(crate) fn stats_json(stats: &TopicStats) -> Json {
 #[cfg(test)]
 mod tests {
     use redeliver_client::convert::to_duration;
-    use redeliver_core::HumanDuration;
 
     use super::*;
+
+    #[test]
+    fn ranges_are_added_to_filters() {
+        let range = |since: Option<&str>, until: Option<&str>| RangeArgs {
+            since: since.map(|time| time.parse().unwrap()),
+            until: until.map(|time| time.parse().unwrap()),
+            expires_within: None,
+        };
+        let [early, late] = ["2026-01-01T00:00:00.000Z", "2026-01-02T00:00:00.000Z"];
+        for (filter, since, until, expected) in [
+            ("", None, None, String::new()),
+            (" a = b OR c = d ", None, None, "a = b OR c = d".to_owned()),
+            ("", Some(early), None, format!("dead_at >= \"{early}\"")),
+            (
+                "a = b OR c = d",
+                Some(early),
+                Some(late),
+                format!("a = b OR c = d AND dead_at >= \"{early}\" AND dead_at < \"{late}\""),
+            ),
+        ] {
+            assert_eq!(range(since, until).add_to(filter).unwrap(), expected);
+        }
+        let error = range(Some(late), Some(early)).add_to("").unwrap_err();
+        assert_eq!(error.to_string(), "--until is not later than --since");
+    }
 
     #[test]
     fn unknown_removal_and_no_removal_differ() {

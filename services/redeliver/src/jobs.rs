@@ -16,10 +16,13 @@ use redeliver_service::host::check_kafka;
 use serde_json::json;
 
 use crate::config::Config;
-use crate::connection::{CONNECTION, CliError, ConnectionArgs, Service, conclude, scheduler};
+use crate::connection::{
+    CONNECTION, CliError, ConnectionArgs, Service, conclude, connect_to_change, scheduler,
+};
 use crate::output::{
     Column, Format, Json, OutputArgs, Text as _, fields, object, print_item, print_items, table,
 };
+use crate::times::future;
 use show::{as_json, as_text};
 
 #[derive(Args)]
@@ -89,8 +92,8 @@ impl ReasonArgs {
 #[derive(Args)]
 #[group(required = true, multiple = false)]
 struct WhenArgs {
-    /// Due time, such as 2026-11-22T08:00:00Z
-    #[arg(long, value_name = "TIME", value_parser = time)]
+    /// Due time, such as 2026-11-22T08:00:00Z or tomorrow
+    #[arg(long, value_name = "TIME", value_parser = future)]
     at: Option<Timestamp>,
     /// Delay from now, such as 90s
     #[arg(long = "in", value_name = "DURATION")]
@@ -190,10 +193,6 @@ fn due(at: Option<Timestamp>, after: Option<HumanDuration>) -> Result<When, CliE
         .ok_or_else(|| CliError::Usage("one of --at and --in is required".to_owned()))
 }
 
-pub(crate) fn time(text: &str) -> Result<Timestamp, String> {
-    text.parse().map_err(|error| format!("`{text}` {error}"))
-}
-
 fn id(text: &str) -> Result<JobId, String> {
     text.parse().map_err(|error| format!("`{text}` {error}"))
 }
@@ -232,14 +231,15 @@ pub(crate) fn main(args: &JobsArgs) -> ExitCode {
 
 impl SchedulerArgs {
     async fn connect(&self, config: &Config) -> Result<JobClient, CliError> {
-        self.connect_to_change(config, &ReasonArgs::default()).await
+        let service = scheduler(config);
+        let connected = JobClient::connect(&self.endpoint(&service)?).await;
+        connected.map_err(|error| service.failure(error))
     }
 
     async fn connect_to_change(&self, config: &Config, reason: &ReasonArgs) -> Result<JobClient, CliError> {
         let service = scheduler(config);
         let endpoint = reason.add_to(self.endpoint(&service)?);
-        let connected = JobClient::connect(&endpoint).await;
-        connected.map_err(|error| service.failure(error))
+        Ok(JobClient::new(&connect_to_change(&endpoint, &service).await?))
     }
 
     pub(crate) fn endpoint(&self, service: &Service) -> Result<Endpoint, CliError> {

@@ -17,9 +17,11 @@ mod record;
 mod render;
 mod schedules;
 mod status;
+mod times;
 mod tokens;
 mod topics;
 mod trace;
+mod upcoming;
 mod waiting;
 
 use std::fmt::Display;
@@ -46,6 +48,11 @@ enum Command {
     Dev(dev::DevArgs),
     /// Show waiting, overdue and dead records on one screen
     Status(status::StatusArgs),
+    /// Show what becomes due soon: jobs, schedules and retries
+    #[command(
+        after_help = "Examples:\n  redeliver upcoming --for 1h\n\nExit status: 1 if the scheduler or the inspector cannot be asked"
+    )]
+    Upcoming(upcoming::UpcomingArgs),
     /// Create, check or print the topics of the configuration
     Topics(topics::TopicsArgs),
     /// Print the Kafka permissions that the configuration needs
@@ -105,6 +112,7 @@ fn main() -> ExitCode {
         Command::Topics(args) => topics::main(&args),
         Command::Acls(args) => acls::main(&args),
         Command::Audit(args) => audit::main(&args),
+        Command::Upcoming(args) => upcoming::main(&args),
         Command::Jobs(args) => jobs::main(&args),
         Command::Schedules(args) => schedules::main(&args),
         Command::Pause(args) => controls::pause(&args),

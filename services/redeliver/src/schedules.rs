@@ -18,7 +18,7 @@ use serde_json::json;
 use self::definition::{ChangesArgs, DefinitionArgs, read_definition};
 use self::show::{COLUMNS, as_json, as_text, definition_json};
 use crate::config::Config;
-use crate::connection::{CliError, conclude, scheduler};
+use crate::connection::{CliError, conclude, connect_to_change, scheduler};
 use crate::jobs::{ReasonArgs, SchedulerArgs};
 use crate::output::{Format, OutputArgs, print_item, print_items};
 use crate::pages::read_pages;
@@ -184,8 +184,9 @@ pub(crate) fn main(args: &SchedulesArgs) -> ExitCode {
 
 impl SchedulerArgs {
     async fn connect_to_schedules(&self, config: &Config) -> Result<ScheduleClient, CliError> {
-        self.connect_to_change_schedules(config, &ReasonArgs::default())
-            .await
+        let service = scheduler(config);
+        let connected = ScheduleClient::connect(&self.endpoint(&service)?).await;
+        connected.map_err(|error| service.failure(error))
     }
 
     async fn connect_to_change_schedules(
@@ -195,8 +196,9 @@ impl SchedulerArgs {
     ) -> Result<ScheduleClient, CliError> {
         let service = scheduler(config);
         let endpoint = reason.add_to(self.endpoint(&service)?);
-        let connected = ScheduleClient::connect(&endpoint).await;
-        connected.map_err(|error| service.failure(error))
+        Ok(ScheduleClient::new(
+            &connect_to_change(&endpoint, &service).await?,
+        ))
     }
 }
 

@@ -8,19 +8,19 @@ use std::time::Duration;
 use clap::Args;
 use redeliver_client::convert::time;
 use redeliver_client::messages::{Completeness, DeadLetterStats, Stats, TopicStats};
-use redeliver_client::{ClientError, DeadLetterClient, JobClient, Timestamp};
+use redeliver_client::{DeadLetterClient, JobClient, Timestamp};
 use redeliver_core::error_chain::error_chain;
 use redeliver_core::{Clock as _, SystemClock};
 use redeliver_kafka::groups::members;
 use redeliver_kafka::topology;
-use redeliver_runtime::cli::{CommonArgs, EXIT_FAILURE};
+use redeliver_runtime::cli::EXIT_FAILURE;
 use redeliver_service::host::check_kafka;
 use redeliver_service::login::kafka_of_command;
 use redeliver_service::queues::{self, Waiting};
 use serde_json::json;
 
 use crate::config::Config;
-use crate::connection::{CONNECTION, CliError, ConnectionArgs, conclude, inspector, scheduler};
+use crate::connection::{CliError, ServicesArgs, conclude};
 use crate::dlq::{open, problem, removed_in, stats_json};
 use crate::output::{
     Column, Json, OutputArgs, Text as _, due, fields, in_one_line, object, print_item, rounded, table,
@@ -32,25 +32,17 @@ pub(crate) struct StatusArgs {
     #[command(flatten)]
     output: OutputArgs,
     #[command(flatten)]
-    common: CommonArgs,
-    /// URL of the inspector; overrides REDELIVER_DLQ (default: dlq_inspector.listen)
-    #[arg(long, value_name = "URL", env = "REDELIVER_DLQ", hide_env = true, help_heading = CONNECTION)]
-    inspector: Option<String>,
-    /// URL of the scheduler; overrides REDELIVER_SCHEDULER (default: scheduler.listen)
-    #[arg(long, value_name = "URL", env = "REDELIVER_SCHEDULER", hide_env = true, help_heading = CONNECTION)]
-    scheduler: Option<String>,
-    #[command(flatten)]
-    connection: ConnectionArgs,
+    services: ServicesArgs,
 }
 
 pub(crate) fn main(args: &StatusArgs) -> ExitCode {
-    let config: Config = match args.common.configure(|config| check_kafka(config)) {
+    let config: Config = match args.services.common.configure(|config| check_kafka(config)) {
         Ok(config) => config,
         Err(code) => return code,
     };
     conclude(async {
         let status = Status {
-            queues: queues(&config, args.connection.timeout()).await,
+            queues: queues(&config, args.services.timeout()).await,
             dead: dead_letters(&config, args).await,
             jobs: jobs(&config, args).await,
         };
@@ -252,23 +244,19 @@ async fn queues(config: &Config, timeout: Duration) -> Result<Vec<Queue>, CliErr
 }
 
 async fn dead_letters(config: &Config, args: &StatusArgs) -> Result<DeadLetterStats, CliError> {
-    let service = inspector(config).with_flag("--inspector");
-    let endpoint = args.connection.endpoint(args.inspector.as_deref(), &service)?;
-    let stats = async { DeadLetterClient::connect(&endpoint).await?.stats("").await };
-    stats.await.map_err(|error: ClientError| service.failure(error))
+    let connection = args.services.inspector(config).await?;
+    Ok(DeadLetterClient::new(&connection).stats("").await?)
 }
 
 async fn jobs(config: &Config, args: &StatusArgs) -> Option<Result<Stats, CliError>> {
     if !queues::needs_scheduler(config) {
         return None;
     }
-    let service = scheduler(config).with_flag("--scheduler");
-    let endpoint = match args.connection.endpoint(args.scheduler.as_deref(), &service) {
-        Ok(endpoint) => endpoint,
-        Err(error) => return Some(Err(error)),
+    let stats = async {
+        let connection = args.services.scheduler(config).await?;
+        Ok(JobClient::new(&connection).stats(None, 1).await?)
     };
-    let stats = async { JobClient::connect(&endpoint).await?.stats(None, 1).await };
-    Some(stats.await.map_err(|error: ClientError| service.failure(error)))
+    Some(stats.await)
 }
 
 #[cfg(test)]

@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use crate::acls::all_topics;
 use crate::config::Config;
+use crate::connection::say_cluster;
 use crate::say;
 use clap::{Args, Subcommand};
 use migrate::MigrateArgs;
@@ -76,6 +77,7 @@ pub(crate) fn main(args: &TopicsArgs) -> ExitCode {
         Err(error) => return report(&error),
     };
     let result = if matches!(args.verb, Verb::Apply(_)) {
+        say_cluster(&kafka);
         runtime
             .block_on(topology::apply(&client, &spec, TIMEOUT))
             .map(|applied| {

@@ -50,6 +50,7 @@ use redeliver_service::control::settings::AppSettings;
 use redeliver_service::grpc::{is_grpc, with_status_of_timeout};
 use redeliver_service::host::{Host, api_tls};
 use redeliver_service::identity::{self, Authentication, Authenticator, authenticate};
+use redeliver_service::installation::Installation;
 use redeliver_service::limit_metrics::LimitMetrics;
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio_util::sync::{CancellationToken, DropGuard};
@@ -211,6 +212,7 @@ pub async fn mount<I: Index>(host: &mut Host, index: I, listener: Listener) -> a
     flows::run_until_dispatched(host, &jobs, ingest_id);
     let hosts = scheduler.accepted_hosts();
     let server = Server {
+        installation: Installation::of(host),
         hosts: hosts.map(|hosts| hosts.iter().map(|host| AcceptedHost::new(host)).collect()),
         http: HttpLimits {
             connections: usize::try_from(scheduler.limits.connections).unwrap_or(usize::MAX),
@@ -247,8 +249,9 @@ pub async fn mount<I: Index>(host: &mut Host, index: I, listener: Listener) -> a
     Ok(())
 }
 
-/// The limits of the server.
+/// What the server is, and its limits.
 struct Server {
+    installation: Installation,
     /// The hosts that requests may name. `None`: any.
     hosts: Option<Arc<[AcceptedHost]>>,
     refused_hosts: Counter,
@@ -350,7 +353,7 @@ fn router<I: Index>(
     let (rates, bodies) = (jobs.rates.clone(), jobs.bodies.clone());
     let authenticated = Routes::new(service)
         .add_service(schedules)
-        .add_service(identity::grpc::access_service())
+        .add_service(identity::grpc::access_service(server.installation.clone()))
         .add_service(controls)
         .into_axum_router()
         .reset_fallback()

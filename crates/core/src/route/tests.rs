@@ -6,6 +6,7 @@ use proptest::prelude::*;
 use super::*;
 use crate::anchor::Anchor;
 use crate::backoff::{Jitter, RetryPolicy};
+use crate::failure::Excerpt;
 use crate::record::Position;
 
 const NOW: Timestamp = Timestamp::from_millis(1_700_000_000_000);
@@ -87,6 +88,7 @@ fn text<'a>(output: &'a Output, name: &str) -> &'a str {
 
 #[test]
 fn failing_record_passes_all_tiers() {
+    let failure = || Failure::transient("http.503", "busy").with_response(Excerpt::of(b"closed", true));
     for return_to in [ReturnTo::Due, ReturnTo::Source] {
         let pipeline = Pipeline {
             return_to,
@@ -97,11 +99,7 @@ fn failing_record_passes_all_tiers() {
             record.headers = record.headers.filtered(|name| name == "tenant");
         }
         for (attempt, wait) in [(1_u32, 5_u64), (2, 30), (3, 60)] {
-            let routing = decide(
-                &pipeline,
-                &record,
-                Outcome::Failed(Failure::transient("http.503", "busy")),
-            );
+            let routing = decide(&pipeline, &record, Outcome::Failed(failure()));
             let due = NOW.after(Duration::from_secs(wait));
             let tier = HumanDuration::from_secs(wait);
             assert_eq!(
@@ -119,14 +117,11 @@ fn failing_record_passes_all_tiers() {
             assert_eq!(text(output, headers::RETRY_COUNT), attempt.to_string());
             assert_eq!(text(output, headers::ORIGINAL_TOPIC), "docs");
             assert_eq!(text(output, headers::ORIGINAL_OFFSET), "7");
+            assert_eq!(output.headers.single(headers::ERROR_RESPONSE), Ok(None));
             assert_eq!(text(output, headers::RETURN_TOPIC), &*pipeline.return_topic());
             record = returned(output, &pipeline);
         }
-        let routing = decide(
-            &pipeline,
-            &record,
-            Outcome::Failed(Failure::transient("http.503", "busy")),
-        );
+        let routing = decide(&pipeline, &record, Outcome::Failed(failure()));
         assert_eq!(routing.disposition, Disposition::Dead(ErrorClass::Exhausted));
         let output = &routing.outputs[0];
         assert_eq!(&*output.topic, "docs-dlq");
@@ -134,6 +129,7 @@ fn failing_record_passes_all_tiers() {
         assert_eq!(text(output, headers::ERROR_CLASS), "exhausted");
         assert_eq!(text(output, headers::ERROR_CODE), "http.503");
         assert_eq!(text(output, headers::ORIGINAL_PARTITION), "2");
+        assert_eq!(text(output, headers::ERROR_RESPONSE), "closed");
         assert_eq!(output.headers.single(headers::PROCESS_AFTER), Ok(None));
     }
 }
@@ -143,14 +139,21 @@ fn undeliverable_record_is_stripped_stepwise() {
     let pipeline = pipeline();
     let record = source_record();
     let arrival = Arrival::new(&record);
-    let failure = Failure::permanent("output.too-large", "`done` does not take it");
+    let failure = Failure::permanent("output.too-large", "`done` does not take it")
+        .with_response(Excerpt::of(b"closed", true));
     let routing = undeliverable(&pipeline, &record, &arrival, &failure, NOW);
     assert_eq!(routing.disposition, Disposition::Dead(ErrorClass::Permanent));
     let mut letter = routing.outputs.into_iter().next().unwrap();
     assert_eq!((&letter.key, &letter.value), (&record.key, &record.value));
     assert_eq!(text(&letter, headers::ERROR_CODE), "output.too-large");
     assert_eq!(text(&letter, headers::RETRY_COUNT), "1");
-    assert_eq!(letter.headers.single(headers::PAYLOAD_OMITTED), Ok(None));
+    assert_eq!(text(&letter, headers::ERROR_RESPONSE), "closed");
+
+    assert!(strip_payload(&mut letter));
+    assert_eq!((&letter.key, &letter.value), (&record.key, &record.value));
+    for removed in [headers::ERROR_RESPONSE, headers::PAYLOAD_OMITTED] {
+        assert_eq!(letter.headers.single(removed), Ok(None));
+    }
 
     assert!(strip_payload(&mut letter));
     assert_eq!((&letter.key, &letter.value), (&record.key, &None));

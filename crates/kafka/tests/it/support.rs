@@ -43,7 +43,9 @@ pub(crate) async fn create_topic_with(
 /// As [`create_topic`].
 pub(crate) async fn create_new_topic(settings: &KafkaSettings, new: &NewTopic<'_>) {
     let admin: KafkaClient<AdminClient<DefaultClientContext>> = settings.client().create().unwrap();
-    for result in admin.create_topics([new], &AdminOptions::new()).await.unwrap() {
+    // A busy broker may need longer than the client's default.
+    let options = AdminOptions::new().request_timeout(Some(DEADLINE));
+    for result in admin.create_topics([new], &options).await.unwrap() {
         result.unwrap();
     }
     let (topic, partitions) = (new.name, new.num_partitions);

@@ -6,6 +6,12 @@ pub struct GetAccessResponse {
     /// As they are configured, such as jobs:write:billing-* or `*`. At most 100.
     #[prost(string, repeated, tag = "1")]
     pub scopes: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
+    /// The id of the Kafka cluster with which the server works. Empty until a broker has told it.
+    #[prost(string, tag = "2")]
+    pub cluster_id: ::prost::alloc::string::String,
+    /// `kafka.id_prefix` of the server, which tells installations on one cluster apart; empty: none.
+    #[prost(string, tag = "3")]
+    pub id_prefix: ::prost::alloc::string::String,
 }
 /// Generated client implementations.
 pub mod access_service_client {
@@ -18,7 +24,7 @@ pub mod access_service_client {
     )]
     use tonic::codegen::*;
     use tonic::codegen::http::Uri;
-    /// What the caller may do. The scheduler and the inspector serve it, each for its own calls.
+    /// What the caller may do, and where. The scheduler and the inspector serve it, each for its own calls.
     #[derive(Debug, Clone)]
     pub struct AccessServiceClient<T> {
         inner: tonic::client::Grpc<T>,
@@ -150,7 +156,7 @@ pub mod access_service_server {
             tonic::Status,
         >;
     }
-    /// What the caller may do. The scheduler and the inspector serve it, each for its own calls.
+    /// What the caller may do, and where. The scheduler and the inspector serve it, each for its own calls.
     #[derive(Debug)]
     pub struct AccessServiceServer<T> {
         inner: Arc<T>,
@@ -2008,6 +2014,10 @@ pub struct DeadLetter {
     pub error_code: ::prost::alloc::string::String,
     #[prost(string, tag = "9")]
     pub error_message: ::prost::alloc::string::String,
+    /// Only with the FULL view: the beginning of what the endpoint answered to the last attempt, as text, at most 512 bytes; it ends with `…` if there was more. It
+    /// can repeat parts of the record, so that it requires the scope dead-letters:payload.
+    #[prost(string, tag = "33")]
+    pub error_response: ::prost::alloc::string::String,
     #[prost(message, optional, tag = "10")]
     pub failed_at: ::core::option::Option<::prost_types::Timestamp>,
     #[prost(uint32, tag = "11")]
@@ -2050,7 +2060,7 @@ pub struct DeadLetter {
     /// Only with the FULL view: the number of headers that `headers` lacks because their names are not UTF-8.
     #[prost(uint32, tag = "26")]
     pub unreadable_headers: u32,
-    /// Why `key`, `value`, `headers` and `content_hash` are not set.
+    /// Why `key`, `value`, `headers`, `error_response` and `content_hash` are not set.
     #[prost(enumeration = "PayloadWithheld", tag = "30")]
     pub payload_withheld: i32,
     /// Only in the response of GetDeadLetter.
@@ -2131,7 +2141,8 @@ pub struct Masked {
     pub paths: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
 }
 /// Dead letters that fail for the same reason: they have the same pipeline (or the same dead-letter topic, if their headers name no
-/// pipeline), error class, error code and message template. In a template, placeholders stand for what differs between messages of
+/// pipeline), error class, error code and template: that of the message and, after a colon, of the problem that a JSON response of the endpoint
+/// names (`type`, `code`, `error`, `error_code`, `errorCode` or `title`). In a template, placeholders stand for what differs between messages of
 /// the same cause, such as `<number>`, `<id>`, `<time>`, `<host>`, `<url>`, `<hex>` and `<quoted>`. Groups are made of what is not masked,
 /// for all callers: `<masked>` stands for what the server is configured to mask.
 ///
@@ -2299,7 +2310,7 @@ pub struct GroupNote {
 pub struct ListDeadLettersRequest {
     /// A filter by AIP-160, such as `error_class = "permanent" AND headers.tenant = "x" AND retry_count > 3`. If empty,
     /// all dead letters match. Fields: id, topic, partition, offset, pipeline, error_class, error_code, error_message,
-    /// failed_at, dead_at, retry_count, state, dialect, origin.topic, origin.partition, origin.offset, origin_timestamp,
+    /// failed_at, dead_at, expires_at (from when on Kafka may remove it because of its age), retry_count, state, dialect, origin.topic, origin.partition, origin.offset, origin_timestamp,
     /// key, value_size, job_id, trace_id, group, headers.NAME, json./POINTER (fields of JSON values, not of decoded ones, that the server is configured to
     /// index). Operators: = != < <= > >= and `:` (contains; `:*` means the field
     /// is set), AND, OR (binds more tightly than AND), NOT, parentheses.
@@ -2435,6 +2446,16 @@ pub struct GetDeadLetterStatsRequest {
     /// `next_page_token` of the previous page, with the same `filter`.
     #[prost(string, tag = "2")]
     pub page_token: ::prost::alloc::string::String,
+    /// Count by these fields instead, at most 5: topic, pipeline, error_class, error_code, state, day, hour (both of `dead_at`), headers.NAME (the last one
+    /// of the name). INVALID_ARGUMENT (BY_INVALID) for others. A server that does not know this field answers without `counts`.
+    #[prost(string, repeated, tag = "3")]
+    pub by: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
+    /// The IANA time zone of `day` and `hour`, such as Europe/Berlin; empty: UTC.
+    #[prost(string, tag = "4")]
+    pub zone: ::prost::alloc::string::String,
+    /// Only with `by`: the maximum number of counts: at most 1000; 0 means 50.
+    #[prost(uint32, tag = "5")]
+    pub limit: u32,
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct DeadLetterStats {
@@ -2449,6 +2470,34 @@ pub struct DeadLetterStats {
     /// Empty on the last page.
     #[prost(string, tag = "4")]
     pub next_page_token: ::prost::alloc::string::String,
+    /// Only with `by`, instead of `topics`.
+    #[prost(message, optional, tag = "5")]
+    pub counts: ::core::option::Option<DeadLetterCounts>,
+}
+/// How many dead letters have the same values.
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct DeadLetterCounts {
+    /// The largest first.
+    #[prost(message, repeated, tag = "1")]
+    pub counts: ::prost::alloc::vec::Vec<DeadLetterCount>,
+    /// All that match.
+    #[prost(uint64, tag = "2")]
+    pub total: u64,
+    /// Those that are in none of `counts`.
+    #[prost(uint64, tag = "3")]
+    pub other: u64,
+    /// Whether `other` may have larger counts: there are more than 10,000, of which only those that were found first are told apart.
+    #[prost(bool, tag = "4")]
+    pub partial: bool,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct DeadLetterCount {
+    /// In the order of `by`. Empty: the dead letter has none. `<masked>` and `<withheld>` stand for what the caller does not see. Headers have
+    /// at most 256 bytes.
+    #[prost(string, repeated, tag = "1")]
+    pub values: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
+    #[prost(uint64, tag = "2")]
+    pub count: u64,
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct TopicStats {
@@ -2540,9 +2589,9 @@ pub struct Heartbeat {
 pub enum DeadLetterView {
     /// The same as DEAD_LETTER_VIEW_BASIC.
     Unspecified = 0,
-    /// Without value and headers.
+    /// Without value, headers and `error_response`.
     Basic = 1,
-    /// With all headers, and with the first MiB of the value.
+    /// With all headers, `error_response`, and the first MiB of the value.
     Full = 2,
 }
 impl DeadLetterView {
@@ -2889,7 +2938,7 @@ pub mod dead_letter_service_client {
     /// ErrorInfo of the status.
     ///
     /// An answer is about the topics for which the caller has the scope dead-letters:read. A request that names another topic in an id
-    /// or with `topic =` fails with PERMISSION_DENIED, whether that topic exists or not. Keys, values and headers need
+    /// or with `topic =` fails with PERMISSION_DENIED, whether that topic exists or not. Keys, values, headers and responses of endpoints need
     /// the scope dead-letters:payload for the topic: without it, they are withheld (`payload_withheld`), and a filter on key, headers or json matches
     /// no dead letter of the topic. Such a filter fails with PERMISSION_DENIED if the caller has this scope for no topic.
     ///
@@ -2898,7 +2947,7 @@ pub mod dead_letter_service_client {
     /// filter on what may be masked matches no dead letter of the topic, even if it is negated. A redrive copies
     /// the record in Kafka, not what its caller sees.
     ///
-    /// Calls that return payloads (GetDeadLetter, ReadPayload, ListDeadLetters and WatchDeadLetters with the FULL view) are recorded in the audit topic, see
+    /// Calls that return payloads (GetDeadLetter, ReadPayload, ListDeadLetters and WatchDeadLetters with the FULL view, GetDeadLetterStats by headers) are recorded in the audit topic, see
     /// audit.proto. The metadata `redeliver-reason` says why, in percent-encoded UTF-8: at most 1000 bytes without control characters; INVALID_ARGUMENT
     /// (REASON_INVALID) otherwise.
     #[derive(Debug, Clone)]
@@ -3062,7 +3111,7 @@ pub mod dead_letter_service_client {
                 );
             self.inner.server_streaming(req, path, codec).await
         }
-        /// Counts dead letters by topic.
+        /// Counts dead letters by topic, or by other fields.
         pub async fn get_dead_letter_stats(
             &mut self,
             request: impl tonic::IntoRequest<super::GetDeadLetterStatsRequest>,
@@ -3323,7 +3372,7 @@ pub mod dead_letter_service_server {
             tonic::Response<Self::ReadPayloadStream>,
             tonic::Status,
         >;
-        /// Counts dead letters by topic.
+        /// Counts dead letters by topic, or by other fields.
         async fn get_dead_letter_stats(
             &self,
             request: tonic::Request<super::GetDeadLetterStatsRequest>,
@@ -3408,7 +3457,7 @@ pub mod dead_letter_service_server {
     /// ErrorInfo of the status.
     ///
     /// An answer is about the topics for which the caller has the scope dead-letters:read. A request that names another topic in an id
-    /// or with `topic =` fails with PERMISSION_DENIED, whether that topic exists or not. Keys, values and headers need
+    /// or with `topic =` fails with PERMISSION_DENIED, whether that topic exists or not. Keys, values, headers and responses of endpoints need
     /// the scope dead-letters:payload for the topic: without it, they are withheld (`payload_withheld`), and a filter on key, headers or json matches
     /// no dead letter of the topic. Such a filter fails with PERMISSION_DENIED if the caller has this scope for no topic.
     ///
@@ -3417,7 +3466,7 @@ pub mod dead_letter_service_server {
     /// filter on what may be masked matches no dead letter of the topic, even if it is negated. A redrive copies
     /// the record in Kafka, not what its caller sees.
     ///
-    /// Calls that return payloads (GetDeadLetter, ReadPayload, ListDeadLetters and WatchDeadLetters with the FULL view) are recorded in the audit topic, see
+    /// Calls that return payloads (GetDeadLetter, ReadPayload, ListDeadLetters and WatchDeadLetters with the FULL view, GetDeadLetterStats by headers) are recorded in the audit topic, see
     /// audit.proto. The metadata `redeliver-reason` says why, in percent-encoded UTF-8: at most 1000 bytes without control characters; INVALID_ARGUMENT
     /// (REASON_INVALID) otherwise.
     #[derive(Debug)]

@@ -50,6 +50,9 @@ pub struct HttpConfig {
     /// Maximum size of a response in bytes. A longer response is a failure.
     #[serde(default = "defaults::max_response_bytes")]
     pub max_response_bytes: u64,
+    /// Whether dead letters contain the beginning of the response to a failed call.
+    #[serde(default = "defaults::error_response")]
+    pub error_response: bool,
     /// Upper limit of `Retry-After`. Longer values are reduced to it.
     #[serde(default = "defaults::max_retry_after", with = "display_from_str")]
     pub max_retry_after: HumanDuration,
@@ -138,6 +141,7 @@ impl HttpConfig {
             batch: None,
             response: ResponseMode::default(),
             max_response_bytes: defaults::max_response_bytes(),
+            error_response: defaults::error_response(),
             max_retry_after: defaults::max_retry_after(),
             headers: RequestHeaders::default(),
             header_files: BTreeMap::new(),
@@ -303,6 +307,10 @@ mod defaults {
 
     pub(super) fn max_response_bytes() -> u64 {
         1_000_000
+    }
+
+    pub(super) fn error_response() -> bool {
+        true
     }
 
     pub(super) fn max_retry_after() -> HumanDuration {

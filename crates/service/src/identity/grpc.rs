@@ -5,6 +5,7 @@ use redeliver_proto::{error, v1};
 use tonic::{Code, Request, Response, Status};
 
 use super::{Identity, Reason, Refusal};
+use crate::installation::Installation;
 
 /// The path of the call with which a caller asks what it may do. It needs no scope.
 pub(super) const GET_ACCESS: &str = "/redeliver.v1.AccessService/GetAccess";
@@ -20,21 +21,25 @@ pub fn caller<T>(request: &Request<T>) -> Result<Identity, Status> {
 
 /// `redeliver.v1.AccessService`, for every service that authenticates its callers.
 #[must_use]
-pub fn access_service() -> AccessServiceServer<impl AccessService> {
+pub fn access_service(installation: Installation) -> AccessServiceServer<impl AccessService> {
     // Its requests are empty.
-    AccessServiceServer::new(OwnScopes).max_decoding_message_size(1 << 10)
+    AccessServiceServer::new(OwnAccess(installation)).max_decoding_message_size(1 << 10)
 }
 
-struct OwnScopes;
+struct OwnAccess(Installation);
 
 #[tonic::async_trait]
-impl AccessService for OwnScopes {
+impl AccessService for OwnAccess {
     async fn get_access(
         &self,
         request: Request<v1::GetAccessRequest>,
     ) -> Result<Response<v1::GetAccessResponse>, Status> {
         let scopes = caller(&request)?.scopes.iter().map(ToString::to_string).collect();
-        Ok(Response::new(v1::GetAccessResponse { scopes }))
+        Ok(Response::new(v1::GetAccessResponse {
+            scopes,
+            cluster_id: self.0.cluster_id().to_owned(),
+            id_prefix: self.0.id_prefix().to_owned(),
+        }))
     }
 }
 

@@ -170,7 +170,7 @@ fn link(control: &str) -> String {
 }
 
 pub(crate) async fn page(backend: Backend, Query(parameters): Query<Parameters>) -> Response {
-    let frame = Frame::new(SECTION, "Due").command(format!("redeliver jobs stats --minutes {MINUTES}"));
+    let frame = Frame::new(SECTION, "Due").command("redeliver upcoming --for 1h");
     let schedules = backend.schedules();
     let request = ListSchedulesRequest {
         page_size: 20,

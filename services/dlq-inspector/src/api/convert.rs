@@ -134,6 +134,11 @@ fn mask<'h>(
 
 /// Replaces fields that come from headers by those of the masked headers.
 fn mask_facts(mask: &Mask<'_>, facts: Facts, whole: &mut v1::DeadLetter) {
+    // Only in the FULL view.
+    if !whole.error_response.is_empty() && whole.error_response != facts.error_response {
+        add(whole, "error_response");
+        whole.error_response.clone_from(&facts.error_response);
+    }
     // Masked in part.
     for (field, is_masked) in [
         ("error_code", whole.error_code != facts.error_code),
@@ -192,11 +197,20 @@ pub(super) fn add(whole: &mut v1::DeadLetter, field: &str) {
     }
 }
 
-/// Without key, value and headers, and without the hash of them: a guess could be compared with it.
+/// Without key, value and headers, what comes from the endpoint, and without the hash of them: a guess could be compared with it.
 fn without_payload(whole: v1::DeadLetter) -> v1::DeadLetter {
     let masked = whole.masked.map(|masked| {
-        let is_payload =
-            |field: &String| ["key", "value", "headers", "decoded", "content_hash"].contains(&field.as_str());
+        let is_payload = |field: &String| {
+            let payload = [
+                "key",
+                "value",
+                "headers",
+                "decoded",
+                "content_hash",
+                "error_response",
+            ];
+            payload.contains(&field.as_str())
+        };
         let fields = masked.fields.into_iter().filter(|field| !is_payload(field));
         v1::Masked {
             fields: fields.collect(),
@@ -212,6 +226,7 @@ fn without_payload(whole: v1::DeadLetter) -> v1::DeadLetter {
         headers: Vec::new(),
         headers_truncated: false,
         decoded: None,
+        error_response: String::new(),
         unreadable_headers: 0,
         content_hash: Bytes::new(),
         payload_withheld: v1::PayloadWithheld::NoPermission.into(),
@@ -257,6 +272,7 @@ fn whole_full(letter: &IndexedLetter, stored: &StoredRecord, are_states_known: b
         key: stored.record.key.clone(),
         key_truncated: false,
         headers: to_headers(&stored.record.headers),
+        error_response: Facts::read(&stored.record.headers).error_response,
         unreadable_headers: u32::try_from(stored.record.unreadable_headers).unwrap_or(u32::MAX),
         ..whole_basic(letter, are_states_known)
     }
@@ -396,6 +412,49 @@ mod tests {
             );
             assert!(!whole.error_message.contains("bob@"), "{whole:?}");
             assert!(whole.masked.unwrap().fields.contains(&"error_message".to_owned()));
+        }
+    }
+
+    #[test]
+    fn response_is_payload() {
+        let headers = [
+            ("error-class", &b"permanent"[..]),
+            ("error-response", br#"{"error":"no mail to bob@example.org"}"#),
+        ];
+        let record = Record {
+            headers: headers
+                .map(|(name, value)| (name, Some(value)))
+                .into_iter()
+                .collect(),
+            ..record_at("a-dlq", 0, 1)
+        };
+        let letter = indexed(&record);
+        assert_eq!(whole_basic(&letter, true).error_response, "");
+        let stored = StoredRecord {
+            record,
+            timestamp_type: None,
+        };
+        let whole = whole_full(&letter, &stored, true);
+        assert_eq!(whole.error_response.as_bytes(), headers[1].1);
+        assert_eq!(without_payload(whole.clone()).error_response, "");
+        for (rule, expected) in [
+            (
+                r#"{ "topics": ["*"], "messages": ["[a-z]+@[a-z.]+"] }"#,
+                r#"{"error":"no mail to <masked>"}"#,
+            ),
+            (
+                r#"{ "topics": ["*"], "headers": ["error-response"] }"#,
+                "<masked>",
+            ),
+            // It can repeat the record.
+            (r#"{ "topics": ["*"], "key": true }"#, "<masked>"),
+        ] {
+            let masking = Masking::new(&[serde_json::from_str(rule).unwrap()]);
+            let mut masked = whole.clone();
+            mask(&masking.of("a-dlq"), stored.record.headers.iter(), &mut masked);
+            assert_eq!(masked.error_response, expected);
+            let fields = masked.masked.unwrap().fields;
+            assert!(fields.contains(&"error_response".to_owned()), "{fields:?}");
         }
     }
 

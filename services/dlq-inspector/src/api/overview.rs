@@ -162,7 +162,8 @@ impl Api {
     }
 }
 
-fn limit(field: &str, limit: u32, (default, max): (u32, u32)) -> Result<usize, Status> {
+/// A limit of a request: 0 stands for the default.
+pub(super) fn limit(field: &str, limit: u32, (default, max): (u32, u32)) -> Result<usize, Status> {
     match limit {
         0 => Ok(default as usize),
         limit if limit <= max => Ok(limit as usize),

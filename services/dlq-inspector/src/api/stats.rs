@@ -34,6 +34,9 @@ impl Api {
         viewer: &Viewer,
         request: v1::GetDeadLetterStatsRequest,
     ) -> Result<v1::DeadLetterStats, Status> {
+        if !request.by.is_empty() {
+            return self.count_by(viewer, request).await;
+        }
         let parsed = viewer.limit(self.parse_filter(&request.filter)?)?;
         let query = query_hash(&["stats", &request.filter]);
         let after = NameToken::decode(query, &request.page_token)?;
@@ -78,6 +81,7 @@ impl Api {
         Ok(v1::DeadLetterStats {
             topics,
             next_page_token: last.map_or_else(String::new, |last| last.encode(query)),
+            counts: None,
             lag: self.shared.lag(|topic| viewer.sees(topic)),
             completeness: Some(self.completeness_message(&completeness, viewer)),
         })

@@ -1,5 +1,5 @@
 use proptest::prelude::*;
-use redeliver_core::headers::{Origin, write_failure, write_lineage};
+use redeliver_core::headers::{ERROR_RESPONSE, Origin, write_failure, write_lineage};
 use redeliver_core::{ErrorClass, Failure};
 
 use super::*;
@@ -27,12 +27,14 @@ fn headers_of_a_worker_are_parsed() {
     write_lineage(&mut written, "crawl", &origin, 2);
     let failure = Failure::new(ErrorClass::Exhausted, "http.503", "no answer");
     write_failure(&mut written, &failure, Timestamp::from_millis(7));
+    written.push_text(ERROR_RESPONSE, "busy");
     let expected = Facts {
         dialect: Dialect::Redeliver,
         pipeline: "crawl".into(),
         error_class: "exhausted".into(),
         error_code: "http.503".into(),
         error_message: "no answer".into(),
+        error_response: "busy".into(),
         failed_at: Some(Timestamp::from_millis(7)),
         retry_count: 2,
         origin: Some(OriginPosition {

@@ -49,6 +49,9 @@ impl<'a> Lookups<'a> {
             Expr::Is(Restriction::Text(_, TextTest::Equal(text))) => {
                 self.texts.insert(text);
             }
+            Expr::Is(Restriction::Expiry(_, ages)) => {
+                self.texts.extend(ages.keys().map(String::as_str));
+            }
             Expr::Is(_) => {}
         }
     }

@@ -2,7 +2,7 @@
 
 use redeliver_core::{Position, Timestamp};
 
-use super::{Comparison, Expr, NumberField, NumberTest, Restriction, TextField, TextTest};
+use super::{Ages, Comparison, Expr, NumberField, NumberTest, Restriction, TextField, TextTest};
 use crate::dialect::Dialect;
 use crate::fingerprint::{GroupId, InvalidGroupId};
 use crate::id::parse_id;
@@ -17,6 +17,7 @@ pub(super) enum Field {
     Header(String),
     Key,
     Json(String),
+    Expiry,
 }
 
 /// How the value of a number field is written.
@@ -92,7 +93,7 @@ const NUMBER_FIELDS: [(&str, NumberField, NumberType); 14] = [
 
 /// All fields, for the error message about an unknown field.
 pub(super) const FIELD_NAMES: &str = "id, topic, partition, offset, pipeline, error_class, error_code, error_message, \
-    failed_at, dead_at, retry_count, state, dialect, group, origin.topic, origin.partition, origin.offset, \
+    failed_at, dead_at, expires_at, retry_count, state, dialect, group, origin.topic, origin.partition, origin.offset, \
     origin_timestamp, key, value_size, job_id, trace_id, headers.NAME, json./POINTER";
 
 impl Field {
@@ -120,6 +121,7 @@ impl Field {
         match path.as_str() {
             "id" => Some(Self::Id),
             "key" => Some(Self::Key),
+            "expires_at" => Some(Self::Expiry),
             _ => None,
         }
     }
@@ -128,7 +130,7 @@ impl Field {
     pub(super) fn is_secret(&self) -> bool {
         match self {
             Self::Key | Self::Header(_) | Self::Json(_) | Self::Text(TextField::ErrorMessage) => true,
-            Self::Id | Self::Text(_) | Self::Number(..) => false,
+            Self::Id | Self::Text(_) | Self::Number(..) | Self::Expiry => false,
         }
     }
 
@@ -140,6 +142,7 @@ impl Field {
             Self::Header(name) => Restriction::Header(name, text(operator, value)?),
             Self::Key => Restriction::Key(text(operator, value)?),
             Self::Json(pointer) => Restriction::Json(pointer, text(operator, value)?),
+            Self::Expiry => Restriction::Expiry(number(NumberType::Time, operator, value)?, Ages::default()),
             Self::Number(field, number_type) => {
                 Restriction::Number(field, number(number_type, operator, value)?)
             }

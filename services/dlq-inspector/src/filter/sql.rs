@@ -3,10 +3,12 @@
 //! The condition refers to the tables `letters l` and `bodies b`, see [`crate::index`]. It is never NULL: a restriction on
 //! a missing field is false and not unknown, so that NOT inverts it.
 
+use std::collections::BTreeMap;
+
 use crate::index::certain_part;
 use crate::json_fields::{name_of_number, text_of_number};
 
-use super::{Comparison, Dictionary, Expr, NumberField, NumberTest, Restriction, TextField, TextTest};
+use super::{Ages, Comparison, Dictionary, Expr, NumberField, NumberTest, Restriction, TextField, TextTest};
 
 /// Whether the message of a row contains a text.
 const MESSAGE_HAS: &str =
@@ -101,6 +103,7 @@ impl Condition {
                 self.params.push(Param::Text(json_array(&ids)));
             }
             Restriction::Number(field, test) => self.number(*field, *test),
+            Restriction::Expiry(test, ages) => self.expiry(*test, ages, dictionary),
             Restriction::Header(name, test) => self.listed("b.headers", name, test),
             Restriction::Json(pointer, test) => self.json(pointer, test),
             Restriction::Key(test) => {
@@ -249,6 +252,27 @@ impl Condition {
         self.plain(conditions, "l.trace_id", test);
     }
 
+    /// Topics with the same age have one alternative.
+    fn expiry(&mut self, test: NumberTest, ages: &Ages, dictionary: &Dictionary) {
+        let mut topics: BTreeMap<i64, Vec<i64>> = BTreeMap::new();
+        for (topic, age) in ages.iter() {
+            if let Some(id) = dictionary.text(topic) {
+                topics.entry(*age).or_default().push(id);
+            }
+        }
+        self.sql += "(0";
+        for (age, ids) in topics {
+            self.sql += " OR (";
+            if let NumberTest::Compare(comparison, time) = test {
+                self.sql += &format!("l.dead_at {} ? AND ", operator(comparison));
+                self.params.push(Param::Integer(time.saturating_sub(age)));
+            }
+            self.sql += "l.topic_id IN (SELECT value FROM json_each(?)))";
+            self.params.push(Param::Text(json_array(&ids)));
+        }
+        self.sql.push(')');
+    }
+
     fn number(&mut self, field: NumberField, test: NumberTest) {
         let (column, is_nullable) = number_column(field);
         let comparison = match test {
@@ -262,13 +286,7 @@ impl Condition {
             }
             NumberTest::Compare(comparison, number) => {
                 self.params.push(Param::Integer(number));
-                match comparison {
-                    Comparison::Equal => "=",
-                    Comparison::Less => "<",
-                    Comparison::LessOrEqual => "<=",
-                    Comparison::Greater => ">",
-                    Comparison::GreaterOrEqual => ">=",
-                }
+                operator(comparison)
             }
         };
         self.sql += &(if is_nullable {
@@ -276,6 +294,16 @@ impl Condition {
         } else {
             format!("l.{column} {comparison} ?")
         });
+    }
+}
+
+fn operator(comparison: Comparison) -> &'static str {
+    match comparison {
+        Comparison::Equal => "=",
+        Comparison::Less => "<",
+        Comparison::LessOrEqual => "<=",
+        Comparison::Greater => ">",
+        Comparison::GreaterOrEqual => ">=",
     }
 }
 

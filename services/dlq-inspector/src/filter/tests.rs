@@ -97,6 +97,47 @@ fn or_binds_tighter_than_and() {
 }
 
 #[test]
+fn expiry_depends_on_the_topic() {
+    let filter = |text: &str, ages: &[(&str, i64)]| {
+        let ages = ages.iter().map(|(topic, age)| ((*topic).to_owned(), *age));
+        let ages = ages.collect::<BTreeMap<_, _>>().into();
+        let condition = Condition::of(&parse(text, &[]).unwrap().with_ages(&ages), &dictionary());
+        (condition.sql, condition.params)
+    };
+    let in_topics = "l.topic_id IN (SELECT value FROM json_each(?))";
+    let late = "NOT (expires_at <= 1970-01-01T00:00:10Z OR partition = 1)";
+    assert_eq!(
+        filter(
+            late,
+            &[
+                ("t-dlq", 4_000),
+                ("permanent", 9_000),
+                ("http.503", 4_000),
+                ("new", 1)
+            ]
+        ),
+        (
+            format!(
+                "NOT (((0 OR (l.dead_at <= ? AND {in_topics}) OR (l.dead_at <= ? AND {in_topics})) OR l.partition = ?))"
+            ),
+            vec![
+                Param::Integer(6_000),
+                text("[3,4]"),
+                Param::Integer(1_000),
+                text("[2]"),
+                Param::Integer(1)
+            ]
+        )
+    );
+    assert_eq!(filter("expires_at:*", &[]), ("(0)".to_owned(), Vec::new()));
+    assert_eq!(
+        filter("expires_at:*", &[("t-dlq", 1)]),
+        (format!("(0 OR ({in_topics}))"), vec![text("[4]")])
+    );
+    invalid("expires_at = 1d", 14, "is not an RFC 3339 time");
+}
+
+#[test]
 fn ambiguous_values_need_quotes() {
     check(
         "error_code = http.503",

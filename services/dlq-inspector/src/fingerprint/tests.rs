@@ -116,6 +116,25 @@ fn facts(pipeline: &str, class: &str, code: &str, message: &str) -> Facts {
 }
 
 #[test]
+fn named_problem_separates_groups() {
+    let of = |response: &str| {
+        let facts = Facts {
+            error_response: response.to_owned(),
+            ..facts("p", "permanent", "http.422", "answered 422")
+        };
+        (GroupId::of("t", &facts), template_of(&facts))
+    };
+    let none = of("");
+    assert_eq!(none.1, "answered <number>");
+    let suspended = of(r#"{"error":"tenant 7 suspended","at":"a"}"#);
+    assert_eq!(suspended.1, "answered <number>: tenant <number> suspended");
+    assert_eq!(of(r#"{"error":"tenant 8 suspended","at":"b"}"#), suspended);
+    assert_ne!(of(r#"{"error":"too large"}"#).0, suspended.0);
+    // Ids of failures without a named problem are those of earlier versions.
+    assert_eq!(of("tenant suspended"), none);
+}
+
+#[test]
 fn group_depends_on_cause_and_pipeline() {
     let of = |topic, facts: &Facts| GroupId::of(topic, facts);
     let base = of("a-dlq", &facts("a", "permanent", "http_500", "order 1"));

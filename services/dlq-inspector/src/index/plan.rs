@@ -87,15 +87,21 @@ impl TimeRange {
     fn of(conjuncts: &[&Expr]) -> Self {
         let mut range = Self::ALL;
         for part in conjuncts {
-            let Expr::Is(Restriction::Number(NumberField::DeadAt, NumberTest::Compare(comparison, time))) =
-                part
-            else {
-                continue;
+            let (comparison, [first, last]) = match part {
+                Expr::Is(Restriction::Number(NumberField::DeadAt, NumberTest::Compare(comparison, time))) => {
+                    (comparison, [*time; 2])
+                }
+                Expr::Is(Restriction::Expiry(NumberTest::Compare(comparison, time), ages)) => {
+                    let (longest, shortest) = (ages.values().max(), ages.values().min());
+                    let time = |age: Option<&i64>| time.saturating_sub(age.copied().unwrap_or(0));
+                    (comparison, [time(longest), time(shortest)])
+                }
+                _ => continue,
             };
             match comparison {
-                Comparison::Equal => range.limit(*time, *time),
-                Comparison::Less | Comparison::LessOrEqual => range.limit(i64::MIN, *time),
-                Comparison::Greater | Comparison::GreaterOrEqual => range.limit(*time, i64::MAX),
+                Comparison::Equal => range.limit(first, last),
+                Comparison::Less | Comparison::LessOrEqual => range.limit(i64::MIN, last),
+                Comparison::Greater | Comparison::GreaterOrEqual => range.limit(first, i64::MAX),
             }
         }
         range

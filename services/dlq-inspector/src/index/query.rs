@@ -162,6 +162,8 @@ impl IndexedLetter {
                     &texts.text(TextTable::Templates, letter.template_id)?,
                     letter.message_parts.as_deref(),
                 ),
+                // Only the record tells it.
+                error_response: String::new(),
                 failed_at: time(letter.failed_at),
                 retry_count: letter.retry_count,
                 origin_timestamp: time(letter.origin_timestamp),

@@ -436,7 +436,7 @@ impl Batch<'_> {
             pipeline_id: self.text_id(&facts.pipeline)?,
             error_class_id: self.text_id(&facts.error_class)?,
             error_code_id: self.text_id(&facts.error_code)?,
-            template: &fingerprint::template(&facts.error_message),
+            template: &fingerprint::template_of(facts),
         };
         if definition.insert(self.transaction)? {
             self.new_groups.push(letter.group);

@@ -69,6 +69,7 @@ fn messages_and_traces_are_masked() {
     let text = format!("card {secret} refused");
     for name in [
         "error-message",
+        "error-response",
         "kafka_dlt-exception-message",
         "kafka_dlt-exception-stacktrace",
         "__connect.errors.exception.message",
@@ -138,6 +139,16 @@ fn cut_secret_is_masked() {
         .of("t")
         .headers(headers(&[("error-message", &cut)]).iter());
     assert_eq!(masked.headers, headers(&[("error-message", "token <masked>")]));
+    let responses = [
+        ("token eyJa…", "token <masked>"),
+        ("token eyJa", "token eyJa"),
+        ("at eyJa.b, then more…", "at <masked>, then more"),
+    ];
+    for (response, shown) in responses {
+        let given = headers(&[("error-response", response)]);
+        let masked = masking.of("t").headers(given.iter()).headers;
+        assert_eq!(masked, headers(&[("error-response", shown)]));
+    }
 }
 
 #[test]
@@ -218,6 +229,7 @@ fn copies_of_records_are_masked() {
         "deserialization-failure-data",
         "deserialization-failure-key-data",
         "deserialization-failure-value-data",
+        "error-response",
     ];
     let mut given: Headers = copies.iter().map(|name| (*name, Some(&b"4111"[..]))).collect();
     given.push_text("deserialization-failure-topic", "orders");

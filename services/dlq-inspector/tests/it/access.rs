@@ -135,6 +135,26 @@ async fn topics(client: &mut TokenClient, filter: &str, answers: &mut Answers) -
         .collect()
 }
 
+/// Counts by fields, with the values of each count in a text.
+async fn counts(
+    client: &mut TokenClient,
+    filter: &str,
+    by: &[&str],
+    answers: &mut Answers,
+) -> Result<Vec<(String, u64)>, Status> {
+    let request = v1::GetDeadLetterStatsRequest {
+        filter: filter.to_owned(),
+        by: by.iter().map(|name| (*name).to_owned()).collect(),
+        ..v1::GetDeadLetterStatsRequest::default()
+    };
+    let counted = client.get_dead_letter_stats(request).await?.into_inner();
+    answers.add(&counted);
+    let counts = counted.counts.unwrap().counts.into_iter();
+    Ok(counts
+        .map(|count| (count.values.join(" "), count.count))
+        .collect())
+}
+
 async fn groups(client: &mut TokenClient, filter: &str, answers: &mut Answers) -> Vec<v1::Group> {
     let request = v1::ListGroupsRequest {
         filter: filter.to_owned(),
@@ -336,6 +356,8 @@ async fn scope_for_topic_hides_other_topics() {
             "{filter}"
         );
     }
+    let by_topic = counts(&mut client, "", &["topic"], &mut answers).await.unwrap();
+    assert_eq!(by_topic, [(orders.to_string(), 2)]);
     let [group] = &groups(&mut everything, "", &mut ignored).await[..] else {
         panic!("the dead letters of both topics are a group");
     };
@@ -413,8 +435,17 @@ async fn caller_without_scope_gets_no_payloads() {
         "the test finds what it looks for"
     );
 
+    let mut some = callers.client(&channel, "some");
+    let by_tenant = counts(&mut some, "", &["topic", "headers.tenant"], &mut all)
+        .await
+        .unwrap();
+    let withheld = (format!("{people} <withheld>"), 2);
+    assert_eq!(by_tenant, [(format!("{orders} {}", SECRETS[2]), 2), withheld]);
+
     let mut client = callers.client(&channel, "metadata");
     let mut answers = Answers::default();
+    let by_tenant = counts(&mut client, "", &["headers.tenant"], &mut answers).await;
+    assert_eq!(answers.refused(by_tenant), denied());
     let id = format!("{people}/0/0");
     let letter = get(&mut client, &id).await.unwrap();
     assert_eq!(letter.payload_withheld(), v1::PayloadWithheld::NoPermission);

@@ -1,9 +1,10 @@
 //! Listing, filtering, paging, reading and counting dead letters.
 
 use std::collections::BTreeMap;
+use std::time::Duration;
 
 use bytes::Bytes;
-use redeliver_core::Headers;
+use redeliver_core::{Clock as _, Headers, SystemClock};
 use redeliver_proto::error::reason;
 use redeliver_proto::v1;
 use redeliver_testkit::{eventually, eventually_async};
@@ -285,6 +286,44 @@ async fn counts_are_grouped_by_topic() {
         ),
         (1, Some(2), 2)
     );
+
+    let in_days = |days: u64| SystemClock.now().after(Duration::from_secs(days * 86_400));
+    for (days, expected) in [(6, 0), (8, 5)] {
+        let expiring = stats(&format!(r#"expires_at < "{}""#, in_days(days))).await;
+        let total: u64 = expiring.topics.iter().map(|topic| topic.total).sum();
+        assert_eq!(total, expected, "{days}");
+    }
+    let mut client = inspector.client().await;
+    let mut counts = async |by: &[&str], zone: &str| {
+        let request = v1::GetDeadLetterStatsRequest {
+            by: by.iter().map(|name| (*name).to_owned()).collect(),
+            zone: zone.to_owned(),
+            limit: 2,
+            ..v1::GetDeadLetterStatsRequest::default()
+        };
+        let counted = client.get_dead_letter_stats(request).await;
+        counted.map(|counted| counted.into_inner().counts.unwrap())
+    };
+    let by_class = counts(&["error_class", "state", "topic"], "").await.unwrap();
+    let row = |count: &v1::DeadLetterCount| (count.values.join(" "), count.count);
+    assert_eq!((by_class.total, by_class.other, by_class.counts.len()), (5, 1, 2));
+    assert_eq!(row(&by_class.counts[0]), (format!("exhausted OPEN {first}"), 2));
+    let by_day = counts(&["day", "pipeline"], "Asia/Tokyo").await.unwrap();
+    assert_eq!(by_day.total, 5);
+    for (by, zone, says) in [
+        (&["key"][..], "", "by: `key` is not one of topic, pipeline, "),
+        (&["day", "day"], "", "by: `day` is there twice"),
+        (&["headers.a"; 6], "", "by: has 6 fields; at most 5"),
+        (
+            &["day"],
+            "Mars/Base",
+            "zone: `Mars/Base` is not an IANA time zone",
+        ),
+    ] {
+        let refused = counts(by, zone).await.unwrap_err();
+        assert_eq!(refused.code(), Code::InvalidArgument);
+        assert!(refused.message().starts_with(says), "{}", refused.message());
+    }
 
     let removed = millis(&topic.oldest).as_millis() / 1_000 + 604_800;
     let expected = [

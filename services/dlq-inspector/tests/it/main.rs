@@ -26,3 +26,4 @@ mod server;
 mod support;
 mod waiting;
 mod watch;
+mod webhook;

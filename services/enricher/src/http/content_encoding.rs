@@ -6,7 +6,7 @@ use std::io::Read as _;
 
 use bytes::Bytes;
 use flate2::bufread::MultiGzDecoder;
-use redeliver_core::failure::bounded_text;
+use redeliver_core::failure::{RESPONSE_LIMIT, bounded_text};
 use reqwest::header::{CONTENT_ENCODING, HeaderMap};
 
 /// Why a response cannot be decoded.
@@ -18,22 +18,44 @@ pub(super) enum Undecodable {
     Invalid(String),
 }
 
-/// The content of a response with these headers, at most `limit` bytes. It is `body` if that is not encoded.
-pub(super) fn decode(headers: &HeaderMap, body: Bytes, limit: usize) -> Result<Bytes, Undecodable> {
+/// Whether a response with these headers is compressed with gzip.
+fn is_gzip(headers: &HeaderMap) -> Result<bool, Undecodable> {
     let named = headers.get_all(CONTENT_ENCODING).iter();
     let named: Vec<String> = named
         .flat_map(|value| value.as_bytes().split(|byte| *byte == b','))
         .map(|name| name.trim_ascii().escape_ascii().to_string().to_lowercase())
         .filter(|name| !["", "identity"].contains(&&**name))
         .collect();
-    if named.is_empty() || body.is_empty() {
-        return Ok(body);
+    match &named[..] {
+        [] => Ok(false),
+        [name] if ["gzip", "x-gzip"].contains(&&**name) => Ok(true),
+        _ => {
+            let named = bounded_text(&named.join(", "), 60);
+            Err(Undecodable::Invalid(format!(
+                "has the content encoding `{named}`; only gzip can be decoded"
+            )))
+        }
     }
-    if !matches!(&named[..], [name] if ["gzip", "x-gzip"].contains(&&**name)) {
-        let named = bounded_text(&named.join(", "), 60);
-        return Err(Undecodable::Invalid(format!(
-            "has the content encoding `{named}`; only gzip can be decoded"
-        )));
+}
+
+/// The beginning of the content of a response with these headers, whose body begins like this, and whether it is the whole content. `None` if it
+/// cannot be decoded.
+pub(super) fn beginning(headers: &HeaderMap, body: Vec<u8>, is_whole: bool) -> Option<(Vec<u8>, bool)> {
+    if !is_gzip(headers).ok()? {
+        return Some((body, is_whole));
+    }
+    let mut decoded = Vec::new();
+    // What comes before an error is the beginning.
+    let read = MultiGzDecoder::new(&body[..])
+        .take(RESPONSE_LIMIT as u64 + 1)
+        .read_to_end(&mut decoded);
+    Some((decoded, is_whole && read.is_ok()))
+}
+
+/// The content of a response with these headers, at most `limit` bytes. It is `body` if that is not encoded.
+pub(super) fn decode(headers: &HeaderMap, body: Bytes, limit: usize) -> Result<Bytes, Undecodable> {
+    if body.is_empty() || !is_gzip(headers)? {
+        return Ok(body);
     }
     let mut decoded = Vec::new();
     let one_more = u64::try_from(limit).unwrap_or(u64::MAX).saturating_add(1);
@@ -113,6 +135,22 @@ mod tests {
             let result = decoded(&["gzip"], damaged, 100);
             assert!(matches!(result, Err(Undecodable::Invalid(_))), "{result:?}");
         }
+    }
+
+    #[test]
+    fn beginning_is_decoded() {
+        let headers =
+            |encoding| HeaderMap::from_iter([(CONTENT_ENCODING, HeaderValue::from_static(encoding))]);
+        let whole = gzip(b"text");
+        let of = |encoding, body: &[u8], is_whole| beginning(&headers(encoding), body.to_vec(), is_whole);
+        assert_eq!(of("gzip", &whole, true), Some((b"text".to_vec(), true)));
+        assert_eq!(of("identity", b"te", false), Some((b"te".to_vec(), false)));
+        // Without its checksum.
+        let cut = &whole[..whole.len() - 8];
+        assert_eq!(of("gzip", cut, false), Some((b"text".to_vec(), false)));
+        assert_eq!(of("br", &whole, true), None);
+        let (bomb, _) = of("gzip", &gzip(&vec![b'x'; 1 << 20]), false).unwrap();
+        assert_eq!(bomb.len(), RESPONSE_LIMIT + 1);
     }
 
     #[test]

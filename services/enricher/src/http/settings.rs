@@ -40,6 +40,8 @@ pub struct HttpSettings {
     pub response: ResponseUse,
     /// Maximum size in bytes of a response that becomes the value; a larger one is a permanent failure.
     pub max_response_bytes: usize,
+    /// Whether failures contain the beginning of the response.
+    pub error_response: bool,
     /// Upper bound of the delay that `Retry-After` requests.
     pub max_retry_after: Duration,
     /// Names and values of additional request headers.
@@ -107,6 +109,7 @@ impl HttpSettings {
             quick_retry_budget: 0.2,
             response: ResponseUse::default(),
             max_response_bytes: 1_000_000,
+            error_response: true,
             max_retry_after: Duration::from_secs(3_600),
             headers: Vec::new(),
             header_files: Vec::new(),
@@ -170,6 +173,7 @@ impl fmt::Debug for HttpSettings {
             .field("quick_retry_budget", &self.quick_retry_budget)
             .field("response", &self.response)
             .field("max_response_bytes", &self.max_response_bytes)
+            .field("error_response", &self.error_response)
             .field("max_retry_after", &self.max_retry_after)
             .field("headers", &names)
             .field("header_files", &self.header_files)

@@ -101,6 +101,11 @@ async fn failure(settings: HttpSettings) -> Failure {
     failure
 }
 
+/// What the failure says of the response.
+fn said(failure: &Failure) -> Option<&str> {
+    failure.response.as_ref().map(Excerpt::as_str)
+}
+
 fn value(produced: &Produced) -> &[u8] {
     produced.value.as_ref().unwrap().as_ref().unwrap()
 }
@@ -449,6 +454,44 @@ async fn error_status_precedes_its_body() {
         Server::start(|_| Answer::Open(b"HTTP/1.1 404 Not Found\r\ncontent-length: 9\r\n\r\npart".to_vec()));
     let failure = failure(settings(format!("http://{}", server.address))).await;
     assert_failed(&failure, ErrorClass::Permanent, "http.404");
+    assert_eq!(said(&failure), Some("part…"));
+}
+
+#[tokio::test]
+async fn failure_contains_the_response() {
+    const JSON: &str = "application/json";
+    let endpoint = FakeEndpoint::start(|_| Reply::status(422));
+    assert_eq!(said(&failure(settings(endpoint.url())).await), None);
+    let large = "x".repeat(1 << 20);
+    for (status, content_type, body, expected) in [
+        (
+            422,
+            JSON,
+            r#"{"error":"tenant suspended"}"#,
+            Some(r#"{"error":"tenant suspended"}"#),
+        ),
+        (500, "text/plain", "out of\nspace\n", Some("out of space")),
+        (404, "image/png", "text", None),
+        // Not JSON, so it cannot be inserted.
+        (200, "text/html", "<h1>log in</h1>", Some("<h1>log in</h1>")),
+        (422, "text/plain", &*large, Some(&*format!("{}…", &large[..509]))),
+    ] {
+        let (headers, answer) = (
+            header("content-type", content_type),
+            Bytes::copy_from_slice(body.as_bytes()),
+        );
+        endpoint.behave(move |_| Reply::Status(status, headers.clone(), answer.clone()));
+        let merge = HttpSettings {
+            response: ResponseUse::Merge("/r".into()),
+            ..settings(endpoint.url())
+        };
+        assert_eq!(said(&failure(merge.clone()).await), expected, "{status}");
+        let off = HttpSettings {
+            error_response: false,
+            ..merge
+        };
+        assert_eq!(said(&failure(off).await), None);
+    }
 }
 
 #[tokio::test]

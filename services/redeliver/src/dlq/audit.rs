@@ -10,17 +10,17 @@ use serde_json::json;
 
 use super::InspectorArgs;
 use crate::connection::CliError;
-use crate::jobs::time;
 use crate::output::{Column, Json, OutputArgs, Text as _, object, print_items};
 use crate::pages::read_pages;
+use crate::times::{check_range, past};
 
 #[derive(Args)]
 pub(super) struct AuditArgs {
-    /// Only entries at this time or later, such as 2026-01-31T08:00:00Z (default: 24 hours ago)
-    #[arg(long, value_name = "TIME", value_parser = time)]
+    /// Only entries at this time or later, such as 2h (ago), yesterday or 2026-01-31T08:00:00Z (default: 24 hours ago)
+    #[arg(long, value_name = "TIME", value_parser = past)]
     from: Option<Timestamp>,
     /// Only entries before this time (default: up to the newest)
-    #[arg(long, value_name = "TIME", value_parser = time)]
+    #[arg(long, value_name = "TIME", value_parser = past)]
     until: Option<Timestamp>,
     /// Only entries by this caller
     #[arg(long, value_name = "NAME", default_value = "", hide_default_value = true)]
@@ -41,11 +41,7 @@ pub(super) struct AuditArgs {
 }
 
 pub(super) async fn run(client: &AuditClient, args: &AuditArgs) -> Result<ExitCode, CliError> {
-    if let (Some(from), Some(until)) = (args.from, args.until)
-        && from >= until
-    {
-        return Err(CliError::Usage("--until is not later than --from".to_owned()));
-    }
+    check_range(("--from", args.from), args.until)?;
     let (format, mut last) = (args.output.format, None);
     let pages = read_pages(args.limit, format, as_json, async |page_size, page_token| {
         let request = ListAuditEntriesRequest {

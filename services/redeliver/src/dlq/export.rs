@@ -19,7 +19,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::completeness::{EXIT_INCOMPLETE, warn};
 use super::outage::Outage;
-use super::{InspectorArgs, ReasonArgs};
+use super::{InspectorArgs, RangeArgs, ReasonArgs};
 use crate::connection::CliError;
 use crate::progress::Progress;
 use target::Target;
@@ -43,6 +43,8 @@ pub(super) struct ExportArgs {
     /// All dead letters
     #[arg(long)]
     all: bool,
+    #[command(flatten)]
+    range: RangeArgs,
     /// File, created once it is complete and readable only by its owner (default: stdout)
     #[arg(long, value_name = "FILE")]
     file: Option<PathBuf>,
@@ -70,14 +72,15 @@ pub(super) async fn run(
     args: &ExportArgs,
     target: Target,
 ) -> Result<ExitCode, CliError> {
+    let filter = args.range.add_to(args.filter.as_deref().unwrap_or_default())?;
     if !target.is_file() {
-        return Export::new(client, args).write(target).await;
+        return Export::new(client, args, &filter).write(target).await;
     }
     // So that the temporary file is removed.
     let interrupted = CancellationToken::new();
     on_signals(interrupted.clone()).map_err(|error| CliError::Io("handling signals", error))?;
     tokio::select! {
-        result = Export::new(client, args).write(target) => result,
+        result = Export::new(client, args, &filter).write(target) => result,
         () = interrupted.cancelled() => Err(CliError::failed("interrupted; the file was not written")),
     }
 }
@@ -94,10 +97,10 @@ struct Export<'a> {
 }
 
 impl<'a> Export<'a> {
-    fn new(client: &'a DeadLetterClient, args: &'a ExportArgs) -> Self {
+    fn new(client: &'a DeadLetterClient, args: &ExportArgs, filter: &'a str) -> Self {
         Self {
             client,
-            filter: args.filter.as_deref().unwrap_or_default(),
+            filter,
             timeout: args.inspector.connection.timeout(),
             outage: Outage::new(Some(MAX_OUTAGE)),
             progress: Progress::new("dead letters"),

@@ -14,15 +14,15 @@ use serde_json::{Map, json};
 use super::completeness::CompleteArgs;
 use super::{FilterArgs, InspectorArgs, open, read_answer};
 use crate::connection::CliError;
-use crate::jobs::time;
 use crate::output::{Column, Json, OutputArgs, Text as _, fields, object, print_answer, print_item};
+use crate::times::future;
 
 #[derive(Args)]
 pub(super) struct GroupsArgs {
     #[command(flatten)]
     filter: FilterArgs,
     /// Only groups with a state or a note, but without dead letters
-    #[arg(long, conflicts_with_all = ["filter", "sort"])]
+    #[arg(long, conflicts_with_all = ["filter", "since", "until", "expires_within", "sort"])]
     without_dead_letters: bool,
     /// Only groups in this state: open, resolved, muted or regressed; can be repeated
     #[arg(long = "state", value_name = "STATE", value_enum, hide_possible_values = true)]
@@ -97,8 +97,8 @@ struct MuteArgs {
     /// Reason for the audit log, at most 1000 bytes
     #[arg(long, value_name = "TEXT")]
     reason: String,
-    /// End of the mute, such as 2026-11-30T08:00:00Z (default: none)
-    #[arg(long, value_name = "TIME", value_parser = time)]
+    /// End of the mute, such as 2d (from now) or 2026-11-30T08:00:00Z (default: none)
+    #[arg(long, value_name = "TIME", value_parser = future)]
     until: Option<Timestamp>,
     #[command(flatten)]
     change: ChangeArgs,
@@ -141,6 +141,10 @@ struct ShowGroupArgs {
 }
 
 impl GroupArgs {
+    pub(super) fn changes(&self) -> bool {
+        !matches!(self.verb, GroupVerb::Show(_))
+    }
+
     pub(super) fn inspector(&self) -> &InspectorArgs {
         match &self.verb {
             GroupVerb::Show(args) => &args.inspector,
@@ -158,10 +162,10 @@ pub(super) async fn list(client: &DeadLetterClient, args: &GroupsArgs) -> Result
         Sort::FirstSeen => "first_dead_at desc",
         Sort::Count => "count desc",
     };
-    let format = args.output.format;
+    let (format, filter) = (args.output.format, args.filter.text()?);
     let listed = read_answer(args.limit, format, as_json, async |page_size, page_token| {
         let request = ListGroupsRequest {
-            filter: args.filter.filter.clone(),
+            filter: filter.clone(),
             order_by: order_by.to_owned(),
             states: args.states.iter().map(|state| state.wanted().into()).collect(),
             without_dead_letters: args.without_dead_letters,

@@ -15,18 +15,18 @@ use redeliver_client::{ClientError, RedriveClient, Timestamp};
 use redeliver_core::error_chain::error_chain;
 use redeliver_core::{Clock as _, HumanDuration, SystemClock};
 
-use super::InspectorArgs;
 use super::completeness::EXIT_INCOMPLETE;
 use super::outage::Outage;
 use super::show::WITHHELD;
+use super::{InspectorArgs, RangeArgs};
 use crate::connection::CliError;
-use crate::jobs::time;
 use crate::output::{
     Column, Format, Json, OutputArgs, Text as _, fields, in_one_line, line, object, print_item, print_items,
     table,
 };
 use crate::pages::read_pages;
 use crate::progress::Progress;
+use crate::times::future;
 
 /// The time between two requests for a job.
 const POLL_INTERVAL: Duration = Duration::from_millis(500);
@@ -57,6 +57,8 @@ struct SelectionArgs {
 struct JobArgs {
     #[command(flatten)]
     selection: SelectionArgs,
+    #[command(flatten)]
+    range: RangeArgs,
     #[command(flatten)]
     rate: RateLimit,
     #[command(flatten)]
@@ -131,8 +133,8 @@ pub(super) struct RedriveArgs {
     /// Pause if a larger share of the redriven records comes back; 1: never (default: 0.2)
     #[arg(long, value_name = "SHARE")]
     max_returned: Option<f64>,
-    /// Start time, such as 2026-11-30T02:00:00Z (default: now); does not wait for the end of the job
-    #[arg(long, value_name = "TIME", value_parser = time, conflicts_with = "plan")]
+    /// Start time, such as 2h (from now) or 2026-11-30T02:00:00Z (default: now); does not wait for the end of the job
+    #[arg(long, value_name = "TIME", value_parser = future, conflicts_with = "plan")]
     start_at: Option<Timestamp>,
 }
 
@@ -201,8 +203,8 @@ struct ChangeArgs {
 
 #[derive(Args)]
 struct StartArgs {
-    /// Start time, such as 2026-11-30T02:00:00Z (default: now)
-    #[arg(long, value_name = "TIME", value_parser = time)]
+    /// Start time, such as 2h (from now) or 2026-11-30T02:00:00Z (default: now)
+    #[arg(long, value_name = "TIME", value_parser = future)]
     at: Option<Timestamp>,
     #[command(flatten)]
     change: ChangeArgs,
@@ -239,6 +241,19 @@ impl DiscardArgs {
 }
 
 impl RedrivesArgs {
+    pub(super) fn changes(&self) -> bool {
+        match &self.verb {
+            RedrivesVerb::Ls(_) | RedrivesVerb::Show(_) | RedrivesVerb::Items(_) | RedrivesVerb::Wait(_) => {
+                false
+            }
+            RedrivesVerb::Start(_)
+            | RedrivesVerb::Pause(_)
+            | RedrivesVerb::Resume(_)
+            | RedrivesVerb::Cancel(_)
+            | RedrivesVerb::Rate(_) => true,
+        }
+    }
+
     pub(super) fn inspector(&self) -> &InspectorArgs {
         match &self.verb {
             RedrivesVerb::Ls(args) => &args.inspector,
@@ -271,7 +286,7 @@ pub(super) async fn redrive(client: &RedriveClient, args: &RedriveArgs) -> Resul
         max_returned_share: args.max_returned,
         observe: args.target.observe(),
         force: args.target.force,
-        ..planned(&args.job, RedriveKind::Redrive)
+        ..planned(&args.job, RedriveKind::Redrive)?
     };
     let kind = RedriveKind::Redrive;
     let executed = execute(client, &args.job.run, kind, args.start_at, async || {
@@ -294,14 +309,14 @@ pub(super) async fn discard(
     args: &DiscardArgs,
     kind: RedriveKind,
 ) -> Result<ExitCode, CliError> {
-    let plan = planned(&args.job, kind);
+    let plan = planned(&args.job, kind)?;
     let executed = execute(client, &args.job.run, kind, None, async || {
         client.plan(plan).await
     });
     Ok(executed.await?.exit_code())
 }
 
-fn planned(args: &JobArgs, kind: RedriveKind) -> PlanRedriveRequest {
+fn planned(args: &JobArgs, kind: RedriveKind) -> Result<PlanRedriveRequest, CliError> {
     let SelectionArgs {
         filter,
         all,
@@ -309,10 +324,17 @@ fn planned(args: &JobArgs, kind: RedriveKind) -> PlanRedriveRequest {
         group,
         retry_of,
     } = &args.selection;
-    PlanRedriveRequest {
+    let filter = args.range.add_to(filter.as_deref().unwrap_or_default())?;
+    let is_range = args.selection.filter.is_none() && !filter.is_empty();
+    if is_range && !all {
+        let text = "--since, --until and --expires-within need --filter or --all";
+        return Err(CliError::Usage(text.to_owned()));
+    }
+    Ok(PlanRedriveRequest {
         kind: kind.into(),
-        filter: filter.clone().unwrap_or_default(),
-        all: *all,
+        filter,
+        // Of all dead letters, only those in the range.
+        all: *all && !is_range,
         ids: ids.clone(),
         group: group.clone().unwrap_or_default(),
         retry_of: retry_of.clone().unwrap_or_default(),
@@ -320,7 +342,7 @@ fn planned(args: &JobArgs, kind: RedriveKind) -> PlanRedriveRequest {
         request_id: args.run.request_id.clone(),
         rate_per_second: args.rate.per_second,
         ..PlanRedriveRequest::default()
-    }
+    })
 }
 
 /// How the execution of a job ended for the command that has planned it.

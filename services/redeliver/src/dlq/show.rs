@@ -33,6 +33,7 @@ pub(crate) fn as_text(letter: &DeadLetter) -> String {
         ("class", &letter.error_class),
         ("code", &letter.error_code),
         ("message", &letter.error_message),
+        ("response", &letter.error_response),
         ("failed at", &letter.failed_at),
         ("retries", &letter.retry_count),
         ("origin", &letter.origin.as_ref().map(origin)),
@@ -134,7 +135,8 @@ fn origin(origin: &Position) -> String {
 }
 
 /// The fields that are shown if they say something.
-const OPTIONAL: [&str; 5] = [
+const OPTIONAL: [&str; 6] = [
+    "error_response",
     "key_truncated",
     "headers",
     "headers_truncated",
@@ -204,6 +206,7 @@ mod tests {
             error_class: "permanent".to_owned(),
             error_code: "http.404".to_owned(),
             error_message: "not\u{1b}[31m found".to_owned(),
+            error_response: "{\"error\":\"gone\"}".to_owned(),
             failed_at: time(1_763_722_800_100),
             retry_count: 1,
             origin: position("crawl", 0, 5),
@@ -234,6 +237,7 @@ pipeline    crawl
 class       permanent
 code        http.404
 message     not\\u{1b}[31m found
+response    {\"error\":\"gone\"}
 failed at   2025-11-21T11:00:00.100Z
 retries     1
 origin      crawl/0/5

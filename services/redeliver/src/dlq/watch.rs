@@ -21,7 +21,7 @@ pub(super) async fn run(client: &DeadLetterClient, args: &WatchArgs) -> Result<E
         DeadLetterView::Basic
     };
     let mut request = WatchDeadLettersRequest {
-        filter: args.filter.filter.clone(),
+        filter: args.filter.text()?,
         view: view.into(),
         resume_token: String::new(),
         only_new: args.new,

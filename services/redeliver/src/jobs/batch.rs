@@ -61,7 +61,9 @@ pub(super) async fn run(
         number: 0,
         zone,
     };
-    let client = scheduler.connect(config).await?;
+    let client = scheduler
+        .connect_to_change(config, &super::ReasonArgs::default())
+        .await?;
     let (mut repetition, mut failed) = (Repetition::new(), 0);
     loop {
         // On another thread: standard input can pause, and meanwhile the connection must notice when the scheduler ends it.

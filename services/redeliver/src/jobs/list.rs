@@ -24,6 +24,7 @@ use redeliver_service::login::kafka_of_command;
 use crate::config::Config;
 use crate::connection::{CONNECTION, CliError, CredentialArgs};
 use crate::output::{Column, Format, Json, OutputArgs, Text as _, object, print_items};
+use crate::times::{check_range, future};
 
 #[derive(Args)]
 pub(super) struct ListArgs {
@@ -36,11 +37,11 @@ pub(super) struct ListArgs {
     /// Also list ended jobs, the newest first, after the waiting ones
     #[arg(long, conflicts_with = "state")]
     all: bool,
-    /// List only jobs that are due at this time or later, such as 2026-11-22T08:00:00Z
-    #[arg(long, value_name = "TIME", value_parser = super::time)]
+    /// List only jobs that are due at this time or later, such as 10m (from now), --from=-10m (ago), today or 2026-11-22T08:00:00Z
+    #[arg(long, value_name = "TIME", value_parser = future)]
     from: Option<Timestamp>,
     /// List only jobs that are due before this time
-    #[arg(long, value_name = "TIME", value_parser = super::time)]
+    #[arg(long, value_name = "TIME", value_parser = future)]
     until: Option<Timestamp>,
     /// Maximum number of jobs
     #[arg(long, value_name = "N", default_value_t = 50, value_parser = clap::value_parser!(u32).range(1..))]
@@ -100,11 +101,7 @@ fn state(text: &str) -> Result<JobState, String> {
 }
 
 pub(super) async fn run(config: &Config, args: &ListArgs) -> Result<ExitCode, CliError> {
-    if let (Some(from), Some(until)) = (args.from, args.until)
-        && from >= until
-    {
-        return Err(CliError::Usage("--until is not later than --from".to_owned()));
-    }
+    check_range(("--from", args.from), args.until)?;
     if args.api {
         return api::run(config, args).await;
     }

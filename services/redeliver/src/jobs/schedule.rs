@@ -19,8 +19,8 @@ pub(super) struct ScheduleArgs {
     /// Application, one of scheduler.apps
     #[arg(long, value_name = "NAME", required_unless_present = "file")]
     app: Option<String>,
-    /// Due time, such as 2026-11-22T08:00:00Z
-    #[arg(long, value_name = "TIME", value_parser = super::time)]
+    /// Due time, such as 2026-11-22T08:00:00Z or tomorrow
+    #[arg(long, value_name = "TIME", value_parser = crate::times::future)]
     at: Option<Timestamp>,
     /// Delay from now, such as 90s
     #[arg(long = "in", value_name = "DURATION")]
@@ -52,7 +52,11 @@ pub(super) async fn run(config: &Config, args: &ScheduleArgs) -> Result<ExitCode
     }
     let request = args.request()?;
     request.check().map_err(ClientError::from)?;
-    let scheduled = args.scheduler.connect(config).await?.schedule(&request).await?;
+    let client = args
+        .scheduler
+        .connect_to_change(config, &super::ReasonArgs::default())
+        .await?;
+    let scheduled = client.schedule(&request).await?;
     let id = scheduled.id;
     print_item(
         args.output.format,

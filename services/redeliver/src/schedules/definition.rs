@@ -47,13 +47,13 @@ pub(super) struct TimingArgs {
     #[arg(long, value_name = "DURATION", conflicts_with = "cron")]
     every: Option<HumanDuration>,
     /// Time of one occurrence of --every (default: --start, or else 1970-01-01T00:00:00Z)
-    #[arg(long, value_name = "TIME", conflicts_with = "cron", value_parser = crate::jobs::time)]
+    #[arg(long, value_name = "TIME", conflicts_with = "cron", value_parser = crate::times::future)]
     anchor: Option<Timestamp>,
     /// Earliest nominal time
-    #[arg(long, value_name = "TIME", value_parser = crate::jobs::time)]
+    #[arg(long, value_name = "TIME", value_parser = crate::times::future)]
     start: Option<Timestamp>,
     /// Latest nominal time
-    #[arg(long, value_name = "TIME", value_parser = crate::jobs::time)]
+    #[arg(long, value_name = "TIME", value_parser = crate::times::future)]
     end: Option<Timestamp>,
     /// Number of occurrences to dispatch (default: unlimited)
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]

@@ -39,7 +39,7 @@ pub(super) struct PreviewArgs {
     #[arg(long, value_name = "N", default_value_t = 10, value_parser = clap::value_parser!(u32).range(1..=1000))]
     count: u32,
     /// Show occurrences after this time (default: now)
-    #[arg(long, value_name = "TIME", value_parser = crate::jobs::time)]
+    #[arg(long, value_name = "TIME", value_parser = crate::times::future)]
     after: Option<Timestamp>,
     #[command(flatten)]
     output: OutputArgs,

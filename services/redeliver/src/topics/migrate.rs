@@ -20,6 +20,7 @@ use redeliver_service::host::check_kafka;
 use redeliver_service::login::kafka_of_command;
 
 use crate::config::Config;
+use crate::connection::say_cluster;
 use crate::say;
 
 #[derive(Args)]
@@ -100,6 +101,7 @@ pub(super) fn main(args: &MigrateArgs) -> ExitCode {
     };
     let to_prefix = args.to_prefix.as_ref().unwrap_or(&config.kafka.id_prefix);
     let configured = of_config(&config, &existing);
+    say_cluster(&kafka);
     match migrate(&kafka, configured, &args.from_prefix, to_prefix) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => report(&error),

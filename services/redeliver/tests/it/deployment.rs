@@ -83,6 +83,20 @@ fn alerts_pass_their_tests() {
 }
 
 #[test]
+fn severity_chooses_who_is_notified() {
+    let file = deploy().join("observe/alertmanager.yml");
+    let amtool = |arguments: &[&str]| run(Command::new("amtool").args(arguments)).unwrap();
+    amtool(&["check-config", file.to_str().unwrap()]);
+    let option = format!("--config.file={}", file.display());
+    let receiver = |severity: &str| {
+        let labels = ["alertname=RedeliverStuck", &format!("severity={severity}")];
+        amtool(&[&["config", "routes", "test", &option][..], &labels].concat())
+    };
+    assert_eq!(receiver("critical").trim_end(), "pager");
+    assert_eq!(receiver("warning").trim_end(), "tickets");
+}
+
+#[test]
 fn alerts_have_runbooks_and_tests() {
     let checked = run(&mut Command::new(deploy().join("observe/check.py"))).unwrap();
     assert!(checked.ends_with(": OK\n"), "{checked}");

@@ -421,7 +421,11 @@ fn id(position: &Position) -> String {
 
 /// A pipeline whose output accepts only small records.
 fn golden_pipe(name: &str) -> Pipe {
-    let setup = PipeBuilder::new(name).partitions(4).behave(golden);
+    // Foreign workers do not write the responses of their endpoints.
+    let setup = PipeBuilder::new(name)
+        .partitions(4)
+        .behave(golden)
+        .pipeline("http.error_response", "false");
     let output = format!("{}-out", setup.name());
     raw::create_topic(&brokers(), &output, &[("max.message.bytes", "2000")]);
     setup.create()

@@ -23,7 +23,7 @@ fn subcommands_are_listed() {
         ),
         (
             "dlq",
-            "ls show watch export stats groups group redrive edit import redrives discard restore audit help",
+            "ls show watch export stats count groups group redrive edit import redrives discard restore audit help",
         ),
         ("dlq group", "show resolve mute reopen note help"),
         ("topics", "apply check render migrate-offsets help"),
@@ -58,8 +58,8 @@ fn wrong_usage_names_valid_values() {
             "the following required arguments were not provided:\n  <--at <TIME>|--in <DURATION>|--file <FILE>>\n",
         ),
         (
-            "jobs schedule --app a --at tomorrow",
-            "`tomorrow` is not an RFC 3339 time such as 2026-01-31T12:00:00.000Z\n",
+            "jobs schedule --app a --at soon",
+            "`soon` is not a time: write one such as 2026-01-31T12:00:00Z, a duration such as 2h (from now), today, yesterday or tomorrow\n",
         ),
         (
             "jobs schedule --app a --in 1hour",

@@ -1,15 +1,24 @@
 //! The one-shot mode: a process ends with status 0 when nothing is left to do, and not before.
 
+use std::fs::Permissions;
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::Path;
+use std::process::Command;
+
 use redeliver_core::backoff::MAX_WAIT;
 use redeliver_core::headers::ReservedHeaders;
 use redeliver_core::pipeline::retry_tier_group;
 use redeliver_core::{Clock as _, SystemClock, Timestamp};
 use redeliver_kafka::backlog::{Mode, heads};
 use redeliver_kafka::groups::members;
-use redeliver_testkit::{Reply, ServiceProcess};
+use redeliver_testkit::languages::{python, run};
+use redeliver_testkit::scratch::Scratch;
+use redeliver_testkit::{Reply, ServiceProcess, TestEnv};
 
 use crate::control::{Cli, tier_of};
-use crate::support::{DEADLINE, PLAN, Pipe, PipeBuilder, records};
+use crate::deployment::deploy;
+use crate::services::Services;
+use crate::support::{DEADLINE, Draft, PLAN, Pipe, PipeBuilder, records};
 use crate::totals::totals;
 
 const IDLE: &str = "idle; shutting down";
@@ -165,4 +174,57 @@ fn periodic_runs_need_no_service() {
     }
     assert!(runs > 1, "records have waited");
     pipe.settle(&sent, DEADLINE).meets(&PLAN, &sent);
+}
+
+/// Programs with these names, which run ours with the configuration of a test.
+fn programs(env: &TestEnv, names: &[&str]) -> Scratch {
+    let directory = Scratch::new("programs").unwrap();
+    for name in names {
+        let command = env.command(name, &[]);
+        let words = std::iter::once(command.get_program()).chain(command.get_args());
+        let words: Vec<String> = words
+            .map(|word| format!("'{}'", word.to_str().unwrap()))
+            .collect();
+        let file = directory.path().join(name);
+        std::fs::write(&file, format!("#!/bin/sh\nexec {} \"$@\"\n", words.join(" "))).unwrap();
+        std::fs::set_permissions(file, Permissions::from_mode(0o755)).unwrap();
+    }
+    directory
+}
+
+#[test]
+#[ignore = "long"]
+fn airflow_runs_until_nothing_waits() {
+    let example = deploy().join("one-shot");
+    let python = python(&example.join("requirements.txt")).unwrap();
+    let services = Services::new("airflow");
+    let pipe = &services.pipe;
+    let bodies =
+        (0..20_usize).map(|n| Draft::new(format!("k{n}"), format!("{} {n}", ["fine", "shaky"][n % 2])));
+    pipe.produce(bodies.collect());
+    let programs = programs(&pipe.env, &["scheduler", "retry-tier", "enricher"]);
+    let home = Scratch::new("airflow").unwrap();
+    let path = std::env::join_paths([programs.path(), Path::new("/usr/bin"), Path::new("/bin")]).unwrap();
+    let airflow = |arguments: &[&str]| {
+        let mut command = Command::new(python.with_file_name("airflow"));
+        command
+            .env_clear()
+            .env("PATH", &path)
+            .env("HOME", home.path())
+            .env("AIRFLOW_HOME", home.path())
+            .env("AIRFLOW__CORE__DAGS_FOLDER", &example)
+            .env("AIRFLOW__CORE__LOAD_EXAMPLES", "False")
+            .env("PYTHONDONTWRITEBYTECODE", "1")
+            .args(arguments);
+        run(&mut command).unwrap()
+    };
+    airflow(&["db", "migrate"]);
+    let mut runs = 0;
+    while ended_and_waiting(pipe) != (20, 0) {
+        let printed = airflow(&["dags", "test", "redeliver"]);
+        assert!(!printed.contains("DagRun failed"), "{printed}");
+        runs += 1;
+        assert!(runs < 10, "records never end");
+    }
+    assert!(runs > 1, "records have waited");
 }

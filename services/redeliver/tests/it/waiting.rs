@@ -147,6 +147,39 @@ fn scan_counts_what_audit_counts() {
 }
 
 #[test]
+fn upcoming_shows_all_that_waits() {
+    let services = Services::new("upcoming");
+    let (_scheduler, _inspector) = (services.pipe.scheduler("a"), services.inspect());
+    let _enricher = services.pipe.enricher("a");
+    services.cli(&words("pause app/demo --reason test"));
+    services.cli(&words("jobs schedule --app demo --at 20m"));
+    services.cli(&words("jobs schedule --app demo --in 5h"));
+    services.cli(&words(
+        "schedules create weekly --app demo --every 7d --start 100m",
+    ));
+    produce(&services, &["later"]);
+    until_waiting(&services, 0, 1);
+    let scheduler = format!("{}/scheduler", services.pipe.name());
+    let expected = json!([
+        ["jobs", "demo", 0, 1, "paused"],
+        ["retries", scheduler, 0, 1, null],
+        ["schedule", "weekly", 0, 1, null]
+    ]);
+    eventually("all is upcoming", DEADLINE, || {
+        let rows = services.json(&words("upcoming --for 2h"));
+        let row = |row: &Value| ["what", "name", "due", "upcoming", "problem"].map(|name| row[name].clone());
+        let shown = json!(rows.as_array().unwrap().iter().map(row).collect::<Vec<_>>());
+        if shown == expected {
+            Ok(())
+        } else {
+            Err(rows.to_string())
+        }
+    });
+    let table = services.cli(&words("upcoming --for 30m"));
+    assert_eq!(table.lines().count(), 2, "{table}");
+}
+
+#[test]
 fn trace_shows_life_of_record() {
     let services = Services::new("trace");
     let _inspector = services.inspect();

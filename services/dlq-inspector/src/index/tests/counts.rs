@@ -1,5 +1,7 @@
 //! Counts that the writer keeps up to date.
 
+use jiff::tz::TimeZone;
+
 use super::*;
 
 #[test]
@@ -37,6 +39,97 @@ fn counts_depend_on_class_and_time() {
     assert_eq!(
         open,
         [("a-dlq".to_owned(), of(2, 10)), ("b-dlq".to_owned(), of(1, 40))].into()
+    );
+}
+
+#[test]
+fn values_are_counted() {
+    let mut fixture = Fixture::new();
+    let day = 86_400_000;
+    let of = |tenant| [("error-code", "http.422"), ("tenant", "old"), ("tenant", tenant)];
+    fixture.put(vec![
+        at(day - 1, "a-dlq", 0, 1, &of("x")),
+        at(day, "a-dlq", 0, 2, &of("y")),
+        at(day, "a-dlq", 0, 3, &of("x")),
+        at(day + 3_600_000, "b-dlq", 0, 4, &of("x")),
+        at(day, "b-dlq", 0, 5, &[]),
+    ]);
+    fixture.mark("a-dlq/0/3", Some(State::Discarded));
+    let zone = TimeZone::fixed(jiff::tz::Offset::constant(1));
+    let count = |by: &str, filter: &str, limit| {
+        let by: Vec<CountField> = by
+            .split(',')
+            .map(|name| CountField::named(name).unwrap())
+            .collect();
+        let filter = parse(filter, &[]).unwrap();
+        let query = Breakdown {
+            filter: &filter,
+            by: &by,
+            zone: &zone,
+            limit,
+        };
+        let shown = |topic: &str| {
+            let hides = topic == "b-dlq";
+            let shown = by.iter().map(|field| match field {
+                CountField::Header(_) if hides => Shown::Text("<withheld>"),
+                CountField::ErrorCode if hides => Shown::OfGroup,
+                _ => Shown::Value,
+            });
+            shown.collect()
+        };
+        let counts = fixture.read(|connection| count_by(connection, &query, shown));
+        let counted = counts
+            .counts
+            .iter()
+            .map(|(values, count)| format!("{} {count}", values.join(",")));
+        (counted.collect::<Vec<_>>().join("; "), counts.other)
+    };
+    for (by, filter, expected) in [
+        (
+            "error_code,headers.tenant",
+            "",
+            "http.422,x 2; ,<withheld> 1; http.422,<withheld> 1; http.422,y 1",
+        ),
+        ("topic,state", "", "a-dlq,OPEN 2; b-dlq,OPEN 2; a-dlq,DISCARDED 1"),
+        ("topic", "headers.tenant = x AND state = OPEN", "a-dlq 1; b-dlq 1"),
+        ("day", "", "1970-01-02 5"),
+        (
+            "hour",
+            "",
+            "1970-01-02T01:00+01:00 3; 1970-01-02T00:00+01:00 1; 1970-01-02T02:00+01:00 1",
+        ),
+        ("pipeline,error_class", "offset < 0", ""),
+    ] {
+        assert_eq!(count(by, filter, 10), (expected.to_owned(), 0), "{by}");
+    }
+    assert_eq!(count("headers.tenant", "", 1), ("<withheld> 2".to_owned(), 3));
+    assert_eq!(CountField::named("headers."), None);
+    assert_eq!(CountField::named("key"), None);
+}
+
+#[test]
+fn many_values_are_counted_in_part() {
+    let mut fixture = Fixture::new();
+    let dead = |offset: i64| {
+        letter(
+            "a-dlq",
+            0,
+            offset,
+            &[("tenant", (offset / 2).to_string().as_str())],
+        )
+    };
+    fixture.put((0..20_010).map(dead).collect());
+    let by = [CountField::Header("tenant".to_owned())];
+    let query = Breakdown {
+        filter: &parse("", &[]).unwrap(),
+        by: &by,
+        zone: &TimeZone::UTC,
+        limit: 3,
+    };
+    let counts = fixture.read(|connection| count_by(connection, &query, |_| vec![Shown::Value]));
+    assert_eq!(
+        (counts.total, counts.other, counts.is_partial),
+        (20_010, 20_004, true)
     );
 }
 

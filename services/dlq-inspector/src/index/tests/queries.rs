@@ -88,6 +88,37 @@ fn filters_select_dead_letters() {
 }
 
 #[test]
+fn expiring_letters_are_found() {
+    let mut fixture = Fixture::new();
+    for topic in ["short-dlq", "long-dlq", "endless-dlq"] {
+        fixture.put((0..10).map(|offset| letter(topic, 0, offset, &[])).collect());
+    }
+    let ages = [("short-dlq".to_owned(), 5), ("long-dlq".to_owned(), 8)].into();
+    let ages = std::sync::Arc::new(ages);
+    let found = |filter: &str| {
+        let filter = parse(filter, &[]).unwrap().with_ages(&ages);
+        let page =
+            fixture.read(|connection| list(connection, &filter, Direction::Ascending, None, letters(100)));
+        let found = page
+            .letters
+            .iter()
+            .map(|letter| (letter.id.topic[..1].to_owned(), letter.id.offset));
+        let mut found: Vec<_> = found.map(|(topic, offset)| format!("{topic}{offset}")).collect();
+        found.sort();
+        found.join(" ")
+    };
+    for (filter, expected) in [
+        ("expires_at < 1970-01-01T00:00:00.010Z", "l0 l1 s0 s1 s2 s3 s4"),
+        ("expires_at >= 1970-01-01T00:00:00.016Z", "l8 l9"),
+        ("expires_at = 1970-01-01T00:00:00.010Z state = OPEN", "l2 s5"),
+        ("NOT expires_at:* offset < 2", "e0 e1"),
+        ("expires_at < 1970-01-01T00:00:00.010Z topic = long-dlq", "l0 l1"),
+    ] {
+        assert_eq!(found(filter), expected, "{filter}");
+    }
+}
+
+#[test]
 fn pages_contain_each_letter_once() {
     const COUNT: i64 = 12_000;
     let mut fixture = Fixture::new();

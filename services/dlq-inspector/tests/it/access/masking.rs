@@ -39,7 +39,9 @@ fn letters() -> Vec<Dead> {
     );
     let text = format!("shown-message of {message}");
     let trace = format!("shown-stack {stack}\n\tat {message}");
+    let response = format!(r#"{{"error":"no such card: {field}"}}"#);
     let own = [
+        ("error-response", &*response),
         ("x-user", header),
         ("tenant", "shown-header"),
         ("x-user", header),
@@ -122,6 +124,20 @@ async fn answers_contain_nothing_masked() {
         }
         assert_eq!(letter.error_message, "shown-message of <masked>");
     }
+    let by = [
+        "topic",
+        "headers.x-user",
+        "headers.tenant",
+        "error_code",
+        "error_class",
+    ];
+    let counted = counts(&mut client, &own, &by, &mut answers).await.unwrap();
+    assert_eq!(counted.iter().map(|(_, count)| count).sum::<u64>(), 3);
+    let (masked, _) = &counted[0];
+    assert!(
+        masked.starts_with(&format!("{orders} <masked> shown-header")),
+        "{counted:?}"
+    );
     let [redeliver, spring, not_json] = &listed[..] else {
         panic!("{listed:?}");
     };

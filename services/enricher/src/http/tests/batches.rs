@@ -118,7 +118,7 @@ async fn request_contains_origin_and_trace() {
 async fn results_are_classified_separately() {
     let endpoint = per_record(|record| match record["value"].as_u64().unwrap() {
         0 => json!({ "status": 201, "value": "made" }),
-        1 => json!({ "status": 422 }),
+        1 => json!({ "status": 422, "value": { "code": "closed" } }),
         2 => json!({ "status": 503, "retry_after": 29.001 }),
         3 => json!({ "status": 500 }),
         _ => json!({ "status": 429, "retry_after": 1_000_000 }),
@@ -126,6 +126,7 @@ async fn results_are_classified_separately() {
     let handler = handler(batches(endpoint.url(), 5));
     let ended = run_all(&handler, &[b"0", b"1", b"2", b"3", b"4"]).await;
     assert_eq!(value(ended[0].as_ref().unwrap()), b"\"made\"");
+    assert_eq!(said(ended[1].as_ref().unwrap_err()), Some(r#"{"code":"closed"}"#));
     let failures: Vec<_> = ended[1..]
         .iter()
         .map(|ended| {
