@@ -11,16 +11,16 @@ from airflow.providers.standard.operators.bash import BashOperator
 from airflow.sdk import DAG
 
 
-def run(program: str) -> BashOperator:
+def run(program: str, minutes: int) -> BashOperator:
     return BashOperator(
         task_id=program,
+        # The others run also after one that takes too long, for example a scheduler while Redis is full.
+        trigger_rule="all_done",
         # The program gets the signal that ends a task. A run ends the transactions of a killed one, because it has the same instance.
         bash_command=f"exec {program} --set instance=airflow-{program} --until-idle",
         append_env=True,
         env={},
-        retries=2,
-        retry_delay=timedelta(seconds=30),
-        execution_timeout=timedelta(minutes=50),
+        execution_timeout=timedelta(minutes=minutes),
     )
 
 
@@ -32,4 +32,4 @@ with DAG(
     # Runs of the same instance must not overlap.
     max_active_runs=1,
 ):
-    run("scheduler") >> run("retry-tier") >> run("enricher")
+    run("scheduler", 5) >> run("retry-tier", 10) >> run("enricher", 45)

@@ -235,12 +235,12 @@ impl Metrics {
             "Records that the last pass found lost, doubled, early, altered or unknown",
             metrics.audit_defects.clone(),
         );
-        for outcome in ["sent", "failed"] {
+        for outcome in ["sent", "refused", "failed"] {
             drop(metrics.webhook_requests.get_or_create(&OutcomeLabel { outcome }));
         }
         registry.register(
             "dlq_webhook_requests",
-            "Requests to the receiver of problems, by outcome: sent, failed",
+            "Requests to the receiver of problems, by outcome: sent, refused, failed",
             metrics.webhook_requests.clone(),
         );
         registry.register_with_unit(

@@ -1,5 +1,5 @@
 //! Sends problems of the overview to another system, each once, as [Standard Webhooks](https://www.standardwebhooks.com). They contain no payloads, keys,
-//! headers and messages.
+//! headers or messages.
 
 mod notices;
 
@@ -13,7 +13,7 @@ use redeliver_core::Clock;
 use redeliver_core::wait::{Backoff, LogThrottle};
 use redeliver_runtime::config::{ConfigError, endpoint_url};
 use redeliver_runtime::http_client;
-use reqwest::Client;
+use reqwest::{Client, StatusCode};
 use ring::hmac;
 use tokio_util::sync::CancellationToken;
 use url::Url;
@@ -109,9 +109,10 @@ impl Webhook {
                 continue;
             };
             match self.send(notice).await {
-                Ok(()) => {
-                    self.metrics.add_webhook_request("sent");
-                    notices.sent();
+                Ok(is_accepted) => {
+                    let outcome = if is_accepted { "sent" } else { "refused" };
+                    self.metrics.add_webhook_request(outcome);
+                    notices.done();
                     backoff.reset();
                     log.reset();
                     tokio::time::sleep(PAUSE).await;
@@ -127,7 +128,8 @@ impl Webhook {
         }
     }
 
-    async fn send(&self, notice: &Notice) -> Result<(), String> {
+    /// Whether the receiver has accepted it. It may refuse some problems for good, which must not hold up others.
+    async fn send(&self, notice: &Notice) -> Result<bool, String> {
         let now = self.clock.now().as_millis().div_euclid(1_000);
         let signatures = signatures(&secrets(&self.config.secret_file)?, notice, now);
         let request = self
@@ -144,7 +146,13 @@ impl Webhook {
             .await
             .map_err(|error| redeliver_core::error_chain::error_chain(&error.without_url()))?;
         match answer.status() {
-            status if status.is_success() => Ok(()),
+            status if status.is_success() => Ok(true),
+            status @ (StatusCode::BAD_REQUEST
+            | StatusCode::PAYLOAD_TOO_LARGE
+            | StatusCode::UNPROCESSABLE_ENTITY) => {
+                tracing::warn!(id = notice.id, %status, "dlq_inspector.webhook.url has refused a problem");
+                Ok(false)
+            }
             status => Err(format!("answered {status}")),
         }
     }

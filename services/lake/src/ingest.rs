@@ -243,10 +243,17 @@ impl Running {
         }
         if failed.is_none() {
             if Instant::now() >= self.next_survey {
-                self.next_survey = Instant::now() + SURVEY_INTERVAL;
+                let next = Instant::now();
+                self.next_survey = next;
                 failed = self.survey().err();
+                // Unless the survey wants another one at once. A slow one must leave time for reading.
+                if self.next_survey == next {
+                    self.next_survey = Instant::now() + SURVEY_INTERVAL;
+                }
             }
-            self.gather()?;
+            if let Err(error) = self.gather() {
+                failed.get_or_insert(error);
+            }
         }
         let mut waiting = BTreeMap::new();
         while !self.ingest.stop.is_cancelled()
@@ -370,16 +377,17 @@ impl Running {
             let mut start = self.feeds.start(&found.name, partition, *extent, |table, id| {
                 buffers[table].appender.position(id)
             })?;
-            // Read from the beginning for a table without a position, it is never out of range for another one.
-            if let (Some(Start { from: None, .. }), Some(extent)) = (&start, *extent) {
+            // Read from the beginning for a table without a position, it would never be out of range for another one.
+            if matches!(start, Some(Start { from: None, .. }))
+                && self.feeds.has_position(&found.name, partition)
+            {
+                // The next survey starts it.
+                let Some(extent) = *extent else { continue };
                 let lost = self.feeds.before(&found.name, partition, extent.low);
-                if !lost.is_empty() {
-                    self.append_gaps(&lost, "expired")?;
-                    start = self.feeds.skip_to(&found.name, partition, extent);
-                    // Not from the beginning: then, records that are deleted meanwhile are noticed.
-                    let from = Some(extent.low);
-                    start = start.map(|start| Start { from, ..start });
-                }
+                self.append_gaps(&lost, "expired")?;
+                let from = Some(extent.low);
+                start = self.feeds.skip_to(&found.name, partition, extent);
+                start = start.map(|start| Start { from, ..start });
             }
             starts.extend(start);
         }
@@ -602,12 +610,7 @@ impl Running {
         let Some(extent) = extent else { return Ok(()) };
         let expired = self.feeds.before(topic, partition, extent.low);
         if expired.is_empty() {
-            tracing::error!(
-                topic = &**topic,
-                partition,
-                end = extent.end,
-                "the partition has lost records that the tables contain; reading on from the offset after them"
-            );
+            // It has lost records that the tables contain. Reading goes on from the offset after them.
             let lost = self.feeds.truncated(topic, partition, extent.end);
             self.append_gaps(&lost, "truncated")?;
         } else {

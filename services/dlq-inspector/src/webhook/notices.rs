@@ -10,15 +10,17 @@ use redeliver_proto::v1::ProblemKind;
 use serde::Serialize;
 use sha2::{Digest as _, Sha256};
 
-/// A problem that comes back within this time was sent already.
+/// A problem that comes back within this time after it was sent is not sent again.
 const SAME: Duration = Duration::from_secs(3_600);
+/// A problem that no survey has found for this time was solved.
+const GONE: Duration = Duration::from_secs(60);
 /// How many problems wait until they are sent. The others follow when there is room.
 const MAX_PENDING: usize = 1_000;
 
 /// A problem to send.
 #[derive(Debug)]
 pub(crate) struct Notice {
-    /// The same after a restart, so that the receiver can recognise it.
+    /// The same after a restart if the problem began at the same time.
     pub(crate) id: String,
     pub(crate) body: Vec<u8>,
 }
@@ -26,9 +28,17 @@ pub(crate) struct Notice {
 /// What was sent, and what is to be sent.
 #[derive(Debug, Default)]
 pub(crate) struct Notices {
-    /// When each problem was last seen.
-    seen: HashMap<String, Timestamp>,
+    seen: HashMap<String, Seen>,
     pending: VecDeque<Notice>,
+}
+
+/// A problem that was sent, or is pending.
+#[derive(Clone, Copy, Debug)]
+struct Seen {
+    added: Timestamp,
+    last: Timestamp,
+    /// Whether it was gone since it was added.
+    is_back: bool,
 }
 
 #[derive(Serialize)]
@@ -65,7 +75,7 @@ struct Data<'p> {
 impl Notices {
     /// Adds the problems that are new.
     pub(crate) fn add(&mut self, problems: &[v1::Problem], now: Timestamp, breaker_after: Duration) {
-        self.seen.retain(|_, last| now.since(*last) < SAME);
+        self.seen.retain(|_, seen| now.since(seen.last) < SAME);
         for problem in problems {
             let since = time(problem.since.as_ref());
             let is_sent = match problem.kind() {
@@ -74,12 +84,25 @@ impl Notices {
                 ProblemKind::BreakerOpen => since.is_some_and(|since| now.since(since) >= breaker_after),
                 _ => true,
             };
-            if !is_sent || self.pending.len() >= MAX_PENDING {
+            if !is_sent {
                 continue;
             }
             let key = key(problem);
-            if self.seen.insert(key.clone(), now).is_none() {
+            if let Some(seen) = self.seen.get_mut(&key) {
+                seen.is_back |= now.since(seen.last) > GONE;
+                seen.last = now;
+                if !seen.is_back || now.since(seen.added) < SAME {
+                    continue;
+                }
+            }
+            if self.pending.len() < MAX_PENDING {
                 self.pending.push_back(notice(problem, &key, since, now));
+                let seen = Seen {
+                    added: now,
+                    last: now,
+                    is_back: false,
+                };
+                self.seen.insert(key, seen);
             }
         }
     }
@@ -89,8 +112,8 @@ impl Notices {
         self.pending.front()
     }
 
-    /// It was sent.
-    pub(crate) fn sent(&mut self) {
+    /// It was sent, or refused.
+    pub(crate) fn done(&mut self) {
         self.pending.pop_front();
     }
 }
@@ -168,7 +191,7 @@ mod tests {
         let mut bodies = Vec::new();
         while let Some(notice) = notices.next() {
             bodies.push(String::from_utf8(notice.body.clone()).unwrap());
-            notices.sent();
+            notices.done();
         }
         bodies
     }
@@ -196,6 +219,17 @@ mod tests {
     }
 
     #[test]
+    fn second_outage_that_lasts_is_sent() {
+        let mut notices = Notices::default();
+        let open = [problem(ProblemKind::BreakerOpen, "")];
+        // Open for 10 minutes, closed for 40, and then open for long.
+        for minute in (10..20).chain(60..200) {
+            notices.add(&open, at(minute), 5 * MINUTE);
+        }
+        assert_eq!(sent(&mut notices).len(), 2);
+    }
+
+    #[test]
     fn short_outages_are_not_sent() {
         let mut notices = Notices::default();
         let open = [problem(ProblemKind::BreakerOpen, "")];
@@ -215,12 +249,15 @@ mod tests {
         let groups: Vec<_> = groups.collect();
         notices.add(&groups, at(0), MINUTE);
         let first = notices.next().unwrap().id.clone();
+        for minute in 0..90 {
+            notices.add(&groups, at(minute), MINUTE);
+        }
         assert_eq!(sent(&mut notices).len(), MAX_PENDING);
-        notices.add(&groups, at(1), MINUTE);
+        notices.add(&groups, at(90), MINUTE);
         assert_eq!(sent(&mut notices).len(), 10);
         // After a restart, they have the same ids.
         let mut restarted = Notices::default();
-        restarted.add(&groups, at(2), MINUTE);
+        restarted.add(&groups, at(91), MINUTE);
         assert_eq!(restarted.next().unwrap().id, first);
     }
 }

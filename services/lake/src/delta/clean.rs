@@ -54,7 +54,7 @@ impl DeltaTable {
             .map_err(self.failed("reading an earlier snapshot"))?;
         let mut needed = BTreeSet::new();
         for snapshot in [&then, snapshot] {
-            let files = self.live(snapshot)?.files;
+            let files = self.listed(snapshot)?.files;
             // By their names, which are unique: a path can be encoded in several ways.
             needed.extend(
                 files

@@ -37,6 +37,8 @@ pub(crate) struct LiveFile {
 #[derive(Default)]
 pub(crate) struct Live {
     pub(crate) files: Vec<LiveFile>,
+    /// Whether another engine has deleted rows of a file without replacing it.
+    has_vectors: bool,
     log: Vec<(RecordBatch, Vec<bool>)>,
 }
 
@@ -64,20 +66,33 @@ impl Replacement<'_> {
 }
 
 impl DeltaTable {
-    /// The files of a snapshot. Blocks.
+    /// The files of a snapshot, which can be read and replaced. Blocks.
     ///
     /// # Errors
     /// If the log cannot be read, or the table is unsuitable.
     pub(crate) fn live(&self, snapshot: &SnapshotRef) -> Result<Live, TableError> {
         self.check(snapshot)?;
-        let mut has_vectors = false;
-        let mut read = || -> KernelResult<Live> {
+        let live = self.listed(snapshot)?;
+        if live.has_vectors {
+            // Their rows would come back.
+            let problem = "has deletion vectors; remove them, for example with REORG TABLE ... APPLY (PURGE)";
+            return Err(self.unsuitable(&problem));
+        }
+        Ok(live)
+    }
+
+    /// The files of a snapshot. Blocks.
+    ///
+    /// # Errors
+    /// If the log cannot be read.
+    pub(super) fn listed(&self, snapshot: &SnapshotRef) -> Result<Live, TableError> {
+        let read = || -> KernelResult<Live> {
             let scan = snapshot.clone().scan_builder().build()?;
             let mut live = Live::default();
             for found in scan.scan_metadata(&*self.engine)? {
                 let found = found?;
                 for file in found.visit_scan_files(Vec::new(), Vec::push)? {
-                    has_vectors |= file.dv_info.has_vector();
+                    live.has_vectors |= file.dv_info.has_vector();
                     let day = file.partition_values.get(DAY).map_or("", String::as_str);
                     let day = match PrimitiveType::Date.parse_scalar(day)? {
                         Scalar::Date(day) => Some(day),
@@ -95,13 +110,7 @@ impl DeltaTable {
             }
             Ok(live)
         };
-        let live = read().map_err(self.failed("reading the log"))?;
-        if has_vectors {
-            // Their rows would come back.
-            let problem = "has deletion vectors; remove them, for example with REORG TABLE ... APPLY (PURGE)";
-            return Err(self.unsuitable(&problem));
-        }
-        Ok(live)
+        read().map_err(self.failed("reading the log"))
     }
 
     /// The rows of a file, without the day. Blocks.

@@ -442,13 +442,14 @@ impl Feeds {
     }
 
     /// What tables will lack of a partition that has lost its last records: they skip the next ones with the same offsets. Where it ended is known only if it has
-    /// not grown beyond their positions since: at least the last record is another one.
+    /// not grown since: at least the records from there on, and the last one, are others.
     pub(super) fn truncated(&mut self, name: &Arc<str>, partition: i32, end: i64) -> Vec<Lost> {
         let Some(topic) = self.0.get_mut(name) else {
             return Vec::new();
         };
+        let is_read = topic.feed(partition).is_some_and(|feed| feed.read > 0);
         let mut lost = topic.lost(name, partition, |position| {
-            (position.next > 0).then_some((end.min(position.next - 1), position.next))
+            (is_read && position.next > 0).then_some((end.min(position.next - 1), position.next))
         });
         // The gaps of deleted records have positions of their own, which may be beyond.
         for lost in &mut lost {
@@ -474,7 +475,14 @@ impl Feeds {
     pub(super) fn stop(&mut self, name: &str, partition: i32) {
         if let Some(feed) = self.feed(name, partition) {
             feed.is_followed = false;
+            feed.refusal = None;
         }
+    }
+
+    /// Whether a table has a position of a partition.
+    pub(super) fn has_position(&mut self, name: &str, partition: i32) -> bool {
+        let feed = self.feed(name, partition);
+        feed.is_some_and(|feed| feed.positions.iter().any(|position| position.next > 0))
     }
 
     /// Kafka refuses to let a partition be read. The next survey starts it again.

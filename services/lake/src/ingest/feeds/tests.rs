@@ -142,6 +142,9 @@ fn truncated_partition_waits_for_its_end() {
 fn new_table_hides_no_gap_of_another() {
     let (mut feeds, start) = started(Some(5), None);
     assert_eq!(start.unwrap().from, None);
+    assert!(feeds.has_position("t-dlq", 0));
+    // Nothing was read yet that could be truncated.
+    assert!(feeds.truncated(&name(), 0, 3).is_empty());
     let lost = feeds.before(&name(), 0, 8);
     assert_eq!(
         (lost.len(), lost[0].table, lost[0].from, lost[0].until),
