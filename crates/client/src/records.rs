@@ -184,7 +184,9 @@ impl RecordProducer {
         let flushed = tokio::task::spawn_blocking(move || producer.flush(timeout)).await;
         let totals = self.totals();
         tracing::info!(%totals, "totals since the start");
-        // The only other outcome is a runtime that shuts down.
-        flushed.unwrap_or(Ok(())).map(|()| totals)
+        match flushed {
+            Ok(flushed) => flushed.map(|()| totals),
+            Err(error) => std::panic::resume_unwind(error.into_panic()),
+        }
     }
 }

@@ -28,10 +28,13 @@ impl Installation {
         };
         let (kafka, cluster_id) = (host.kafka.clone(), installation.cluster_id.clone());
         host.tasks.spawn_background("cluster-id", async move {
+            // A client that cannot be created cannot be created for anything else.
+            let Ok(client) = TopicClient::new(&kafka).map(Arc::new) else {
+                return Ok(());
+            };
             loop {
-                let kafka = kafka.clone();
-                let ask = move || TopicClient::new(&kafka).ok()?.cluster_id();
-                if let Ok(Some(id)) = spawn_blocking(ask).await {
+                let asked = client.clone();
+                if let Ok(Some(id)) = spawn_blocking(move || asked.cluster_id()).await {
                     let _ = cluster_id.set(id);
                     return Ok::<(), io::Error>(());
                 }

@@ -64,7 +64,7 @@ impl<T: Send + 'static, R: Clone + Send + Sync + 'static> Batcher<T, R> {
     ) -> Self {
         Self(Arc::new(Shop {
             limits,
-            calls: Semaphore::new(limits.calls),
+            calls: Semaphore::new(limits.calls.clamp(1, Semaphore::MAX_PERMITS)),
             call: Box::new(call),
             open: Mutex::default(),
         }))

@@ -292,8 +292,15 @@ impl Api {
             return Ok(filter);
         }
         let topics = self.shared.topics();
-        let topics = topics.iter().filter(|(topic, _)| filter.can_match_in(topic));
-        let ages = topics.filter_map(|(topic, status)| {
+        let topics: Vec<_> = topics
+            .iter()
+            .filter(|(topic, _)| filter.can_match_in(topic))
+            .collect();
+        if topics.iter().any(|(_, status)| status.retention.is_none()) {
+            let text = "expires_at: the retention of a topic is not known; wait, permit DescribeConfigs, or add topic = NAME";
+            return Err(status(Code::Unavailable, text, "RETENTION_UNKNOWN", []));
+        }
+        let ages = topics.into_iter().filter_map(|(topic, status)| {
             let age = status.retention?.age?.as_millis();
             Some((topic.clone(), i64::try_from(age).unwrap_or(i64::MAX)))
         });

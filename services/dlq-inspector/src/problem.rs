@@ -1,7 +1,7 @@
 //! The problem that an endpoint's response names, for groups.
 //!
-//! Responses differ in what they say about the record, but APIs name the kind of a problem apart from that: `type` and `title` of RFC 9457, and
-//! codes. Text that is not JSON names none, because it can repeat the record.
+//! Responses differ in what they say about the record, but APIs name the kind of a problem apart from that: `type` of RFC 9457, and codes. Sentences name none,
+//! because they can repeat the record.
 
 use std::fmt;
 
@@ -9,40 +9,47 @@ use serde::de::{DeserializeSeed, IgnoredAny, MapAccess, SeqAccess, Visitor};
 
 /// Longer names are none, in bytes.
 const MAX_NAME: usize = 100;
+/// The fields that can name the problem, the most certain first, wherever they are in the response.
+const NAMES: [&str; 6] = ["type", "code", "error_code", "errorCode", "error", "title"];
 
 /// What a field says.
 #[derive(Clone, Copy)]
 enum Meaning {
-    /// A string names the problem. An object or an array contains fields that do.
-    Problem,
+    /// A string names the problem, with this rank. An object or an array contains fields that do.
+    Problem(usize),
     /// Only what it contains can name the problem.
     Container,
 }
 
 fn meaning(field: &str) -> Option<Meaning> {
     match field {
-        "type" | "code" | "error" | "error_code" | "errorCode" | "title" => Some(Meaning::Problem),
         "errors" | "detail" => Some(Meaning::Container),
-        _ => None,
+        field => NAMES.iter().position(|name| *name == field).map(Meaning::Problem),
     }
 }
 
-/// The first name of a problem in the beginning of a response. What follows it, or is cut, makes no difference.
+/// The name of the problem in the beginning of a response. What is cut makes no difference.
 pub(crate) fn named(response: &str) -> Option<&str> {
     let mut found = None;
     let search = Search {
         meaning: Meaning::Container,
         found: &mut found,
     };
-    // The reader also fails if it stops early.
+    // The reader also fails if the response is cut.
     drop(search.deserialize(&mut serde_json::Deserializer::from_str(response)));
-    found
+    found.map(|(_, name)| name)
+}
+
+/// Whether a text is a name, and no sentence: a sentence can repeat the record.
+fn is_name(text: &str) -> bool {
+    let is_of_name = |byte: u8| byte.is_ascii_alphanumeric() || b"_-.:/#".contains(&byte);
+    (1..=MAX_NAME).contains(&text.len()) && text != "about:blank" && text.bytes().all(is_of_name)
 }
 
 /// Looks for a name in a value.
 struct Search<'f, 'r> {
     meaning: Meaning,
-    found: &'f mut Option<&'r str>,
+    found: &'f mut Option<(usize, &'r str)>,
 }
 
 impl<'r> DeserializeSeed<'r> for Search<'_, 'r> {
@@ -64,17 +71,17 @@ impl<'r> Visitor<'r> for Search<'_, 'r> {
     fn visit_borrowed_str<E>(self, text: &'r str) -> Result<(), E> {
         // A URI is not a link here, but a name.
         let name = text.split_once("://").map_or(text, |(_, rest)| rest);
-        let is_name = !["", "about:blank"].contains(&name) && name.len() <= MAX_NAME;
-        if matches!(self.meaning, Meaning::Problem) && is_name {
-            *self.found = Some(name);
+        if let Meaning::Problem(rank) = self.meaning
+            && self.found.is_none_or(|(found, _)| rank < found)
+            && is_name(name)
+        {
+            *self.found = Some((rank, name));
         }
         Ok(())
     }
 
     fn visit_map<M: MapAccess<'r>>(self, mut map: M) -> Result<(), M::Error> {
-        while self.found.is_none()
-            && let Some(field) = map.next_key::<String>()?
-        {
+        while let Some(field) = map.next_key::<String>()? {
             match meaning(&field) {
                 Some(meaning) => map.next_value_seed(Search {
                     meaning,
@@ -87,7 +94,7 @@ impl<'r> Visitor<'r> for Search<'_, 'r> {
     }
 
     fn visit_seq<S: SeqAccess<'r>>(self, mut list: S) -> Result<(), S::Error> {
-        while self.found.is_none() {
+        loop {
             let search = Search {
                 meaning: Meaning::Container,
                 found: self.found,
@@ -132,10 +139,12 @@ mod tests {
     fn responses_name_their_problem() {
         let long = format!(r#"{{"error":"{}"}}"#, "x".repeat(MAX_NAME + 1));
         for (response, expected) in [
-            (r#"{"error":"tenant suspended"}"#, Some("tenant suspended")),
+            (r#"{"error":"tenant-suspended"}"#, Some("tenant-suspended")),
+            (r#"{"error":"no customer Bob Miller"}"#, None),
+            (r#"{"error":"no customer Bob Miller","code":"E1"}"#, Some("E1")),
             (
-                r#"{"type":"about:blank","title":"Not Found","status":404}"#,
-                Some("Not Found"),
+                r#"{"title":"NotFound","code":"E1","type":"about:blank"}"#,
+                Some("E1"),
             ),
             (
                 r#"{"type":"https://example.com/probs/credit"}"#,

@@ -282,8 +282,12 @@ impl Endpoint {
             };
             let is_of_a_record =
                 failure.class == ErrorClass::Permanent && failure.scope == FailureScope::Record;
-            if attempts.len() == 1 || !is_of_a_record {
-                return vec![Err(failure); attempts.len()];
+            if attempts.len() == 1 {
+                return vec![Err(failure)];
+            }
+            if !is_of_a_record {
+                // It may be about another record.
+                return vec![Err(failure.with_response(None)); attempts.len()];
             }
             // One of the records is the cause. Halves find out which one with the fewest calls.
             let second = attempts.split_off(attempts.len() / 2);

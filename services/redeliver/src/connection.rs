@@ -80,7 +80,7 @@ pub(crate) struct ServicesArgs {
     inspector: Option<String>,
     /// URL of the scheduler; overrides REDELIVER_SCHEDULER (default: scheduler.listen)
     #[arg(long, value_name = "URL", env = "REDELIVER_SCHEDULER", hide_env = true, help_heading = CONNECTION)]
-    scheduler: Option<String>,
+    pub(crate) scheduler: Option<String>,
     #[command(flatten)]
     connection: ConnectionArgs,
 }

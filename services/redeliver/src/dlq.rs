@@ -150,7 +150,7 @@ struct RangeArgs {
 }
 
 impl RangeArgs {
-    /// Adds the restrictions to a filter. AND binds less tightly than everything that this can have.
+    /// Adds the restrictions to a filter, before it: a filter that ends too early stays invalid. AND binds less tightly than everything that this can have.
     fn add_to(&self, filter: &str) -> Result<String, CliError> {
         check_range(("--since", self.since), self.until)?;
         let expires = self
@@ -165,7 +165,7 @@ impl RangeArgs {
             .into_iter()
             .filter_map(|(test, time)| Some(format!("{test} \"{}\"", time?)));
         let filter = Some(filter.trim().to_owned()).filter(|filter| !filter.is_empty());
-        Ok(filter.into_iter().chain(range).collect::<Vec<_>>().join(" AND "))
+        Ok(range.chain(filter).collect::<Vec<_>>().join(" AND "))
     }
 }
 
@@ -357,7 +357,9 @@ pub(crate) fn main(args: &DlqArgs) -> ExitCode {
 /// Names the flag, if the inspector does not know what it needs.
 fn expiry_unknown(error: CliError) -> CliError {
     match &error {
-        CliError::Client(ClientError::Refused { message, .. }) if message.contains("`expires_at`") => {
+        CliError::Client(ClientError::Refused { message, .. })
+            if message.contains("unknown field `expires_at`") =>
+        {
             CliError::failed(format_args!(
                 "{message}\n--expires-within: the inspector is older than this command; upgrade it"
             ))
@@ -562,7 +564,14 @@ mod tests {
                 "a = b OR c = d",
                 Some(early),
                 Some(late),
-                format!("a = b OR c = d AND dead_at >= \"{early}\" AND dead_at < \"{late}\""),
+                format!("dead_at >= \"{early}\" AND dead_at < \"{late}\" AND a = b OR c = d"),
+            ),
+            // Of a variable that is not set.
+            (
+                "topic !=",
+                Some(early),
+                None,
+                format!("dead_at >= \"{early}\" AND topic !="),
             ),
         ] {
             assert_eq!(range(since, until).add_to(filter).unwrap(), expected);

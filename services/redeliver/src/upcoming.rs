@@ -172,7 +172,7 @@ async fn of_scheduler(
     minutes: u32,
     until: Timestamp,
 ) -> Result<Vec<Row>, CliError> {
-    if !needs_scheduler(config) {
+    if services.scheduler.is_none() && !needs_scheduler(config) {
         return Ok(Vec::new());
     }
     let connection = services.scheduler(config).await?;

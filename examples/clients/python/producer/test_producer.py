@@ -24,17 +24,18 @@ class ProducerTest(unittest.TestCase):
                     ({"item": "book", "at": "soon"}, "/at violates format"),
                     ({}, "the value violates required: 'item' is a required property"),
                     ("book", "the value is not JSON"),
+                    ('{"item": NaN}', "the value is not JSON"),
                 ):
                     with self.assertRaises(InvalidRecord) as refused:
                         producer.send(TOPIC, value, key="ada")
                     self.assertEqual(str(refused.exception), problem)
-        self.assertEqual(producer.totals(), Totals(records=2, bytes=40, invalid=4, failed=0))
-        self.assertIn("records=2, bytes=40, invalid=4, failed=0", logged.output[0])
+        self.assertEqual(producer.totals(), Totals(records=2, bytes=40, invalid=5, failed=0))
+        self.assertIn("records=2, bytes=40, invalid=5, failed=0", logged.output[0])
         page = generate_latest(self.registry).decode().splitlines()
         for line in (
             "producer_records_total 2.0",
             "producer_bytes_total 40.0",
-            "producer_invalid_total 4.0",
+            "producer_invalid_total 5.0",
             "producer_failed_total 0.0",
             "producer_send_seconds_count 2.0",
         ):
@@ -48,7 +49,7 @@ class ProducerTest(unittest.TestCase):
             producer.send(TOPIC, b"x" * 2_000_000)
         with self.assertRaises(NotDelivered) as refused:
             producer.close()
-        self.assertIn("2 records not written: ", str(refused.exception))
+        self.assertIn("2 records not written since the start: ", str(refused.exception))
         self.assertEqual(producer.totals(), Totals(failed=2))
 
     def test_full_queue_delays_sender(self):

@@ -51,10 +51,12 @@ impl Api {
         // The states were read by the query, which may have waited for its turn.
         let completeness = self.completeness_since(&completeness);
         Self::check_states(needs_states, &completeness)?;
-        if discloses {
+        if counted.disclosed > 0 || counted.is_masked {
             let filter = self.recorded_filter(&request.filter)?;
             let disclosure = Disclosure {
-                count: counted.total,
+                count: counted.disclosed,
+                is_masked: counted.is_masked,
+                target: request.by.join(","),
                 ..Disclosure::of(Action::ListDeadLetters, &filter, [])
             };
             self.audit.record(viewer, disclosure, self.clock.now()).await?;

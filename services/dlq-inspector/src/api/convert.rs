@@ -197,7 +197,7 @@ pub(super) fn add(whole: &mut v1::DeadLetter, field: &str) {
     }
 }
 
-/// Without key, value and headers, what comes from the endpoint, and without the hash of them: a guess could be compared with it.
+/// Without key, value, headers, the response of the endpoint, and the hash of the content: a guess could be compared with it.
 fn without_payload(whole: v1::DeadLetter) -> v1::DeadLetter {
     let masked = whole.masked.map(|masked| {
         let is_payload = |field: &String| {

@@ -16,6 +16,7 @@ use crate::dialect::readable_number;
 use crate::filter::{Expr, Restriction, TextField, TextTest};
 use crate::header_list;
 use crate::ledger::State;
+use crate::masking::MASK;
 
 /// How many combinations of values are told apart. Writers of dead letters can invent any number of values of headers.
 const MAX_COUNTS: usize = 10_000;
@@ -195,6 +196,9 @@ pub(crate) struct Counts {
     pub(crate) counts: Vec<(Vec<String>, u64)>,
     pub(crate) total: u64,
     pub(crate) other: u64,
+    /// How many of them have disclosed a header to the caller, and whether headers of others were masked.
+    pub(crate) disclosed: u64,
+    pub(crate) is_masked: bool,
     /// Whether the rest may contain larger ones, because there are too many.
     pub(crate) is_partial: bool,
 }
@@ -215,6 +219,7 @@ pub(crate) fn count_by(
     let mut rows = statement.query(params_from_iter(params))?;
     let mut texts = Texts::new(connection);
     let mut topics: HashMap<i64, Vec<Shown>> = HashMap::new();
+    let (mut disclosed, mut is_masked) = (0, false);
     let mut counts: HashMap<Vec<Value>, u64> = HashMap::new();
     let (mut total, mut is_partial, mut key) = (0, false, Vec::new());
     while let Some(row) = rows.next()? {
@@ -231,6 +236,13 @@ pub(crate) fn count_by(
                 Shown::Text(text) => Value::Hidden(text),
             });
         }
+        let is_header = |field: &CountField| matches!(field, CountField::Header(_));
+        let mut headers = by
+            .iter()
+            .zip(&topics[&topic])
+            .filter(|(field, _)| is_header(field));
+        disclosed += u64::from(headers.clone().any(|(_, shown)| *shown == Shown::Value));
+        is_masked |= headers.any(|(_, shown)| *shown == Shown::Text(MASK));
         total += 1;
         if let Some(count) = counts.get_mut(key.as_slice()) {
             *count += 1;
@@ -251,6 +263,8 @@ pub(crate) fn count_by(
         other: total - counts.iter().map(|(_, count)| count).sum::<u64>(),
         counts,
         total,
+        disclosed,
+        is_masked,
         is_partial,
     })
 }

@@ -5,7 +5,7 @@ use std::process::ExitCode;
 use clap::{Args, ValueEnum};
 use jiff::tz::TimeZone;
 use redeliver_client::DeadLetterClient;
-use redeliver_client::messages::{DeadLetterCounts, GetDeadLetterStatsRequest};
+use redeliver_client::messages::{Completeness, DeadLetterCounts, GetDeadLetterStatsRequest};
 use serde_json::{Map, json};
 
 use super::completeness::CompleteArgs;
@@ -117,7 +117,10 @@ pub(super) async fn run(client: &DeadLetterClient, args: &CountArgs) -> Result<E
             "there are more than 10000 different values, of which some of the largest counts may be missing; narrow the filter"
         );
     }
-    Ok(args.complete.conclude(&completeness))
+    Ok(args.complete.conclude(&Completeness {
+        complete: completeness.complete && !counts.partial,
+        ..completeness
+    }))
 }
 
 /// The counts, and then the sum of all others.

@@ -37,7 +37,7 @@ const MAX_OUTAGE: Duration = Duration::from_secs(600);
 #[group(id = "selection", required = true, multiple = false)]
 struct SelectionArgs {
     /// Dead letters that match, such as 'pipeline = "greetings" AND error_code = "http.503"'
-    #[arg(long, value_name = "FILTER", group = "selection")]
+    #[arg(long, value_name = "FILTER", group = "selection", value_parser = not_blank)]
     filter: Option<String>,
     /// All dead letters
     #[arg(long, group = "selection")]
@@ -83,7 +83,7 @@ pub(super) struct RunArgs {
     /// Reason for the audit log, at most 1000 bytes
     #[arg(long, value_name = "TEXT", default_value = "", hide_default_value = true)]
     pub(super) reason: String,
-    /// Idempotency key: a repeated command with the same text continues with the same job
+    /// Idempotency key: a repeated command with the same text continues with the same job. Times must not be relative
     #[arg(long, value_name = "TEXT", default_value = "", hide_default_value = true)]
     pub(super) request_id: String,
     /// Only plan; `redeliver dlq redrives start` starts the job
@@ -293,6 +293,14 @@ pub(super) async fn redrive(client: &RedriveClient, args: &RedriveArgs) -> Resul
         client.plan(plan).await
     });
     Ok(executed.await?.exit_code())
+}
+
+/// A filter, which must not be that of a variable that is not set: it would select everything in a range of time.
+fn not_blank(filter: &str) -> Result<String, &'static str> {
+    match filter.trim().is_empty() {
+        true => Err("is empty; use --all for all dead letters"),
+        false => Ok(filter.to_owned()),
+    }
 }
 
 /// Refuses a start in the past before anything is planned.

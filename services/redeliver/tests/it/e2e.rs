@@ -142,7 +142,7 @@ fn dead_letter_contains_the_response() {
     let _inspector = pipe.start("dlq-inspector", "a", &[]);
     let draft = |word: &'static str| Draft::new(word, word.to_owned());
     let mut enricher = pipe.enricher("a");
-    let mut sent = pipe.produce(vec![draft("tenant suspended"), draft("too large")]);
+    let mut sent = pipe.produce(vec![draft("tenant-suspended"), draft("too-large")]);
     pipe.watch().until_ended(2, DEADLINE);
     enricher.shut_down();
     let off = format!("pipelines.{}.http.error_response=false", pipe.name());
@@ -153,14 +153,14 @@ fn dead_letter_contains_the_response() {
         .iter()
         .map(|sent| text(ends.of(sent), ERROR_RESPONSE).unwrap())
         .collect();
-    let [suspended, large] = ["tenant suspended", "too large"].map(|word| format!(r#"{{"error":"{word}"}}"#));
+    let [suspended, large] = ["tenant-suspended", "too-large"].map(|word| format!(r#"{{"error":"{word}"}}"#));
     assert_eq!(said, [Some(suspended.clone()), Some(large), None]);
 
     let json = |arguments: &[&str]| {
         let printed = pipe.redeliver(&[arguments, &["-o", "json"]].concat());
         serde_json::from_str::<serde_json::Value>(&printed.stdout).map_err(|_| format!("{printed:?}"))
     };
-    let expected = ["", ": tenant suspended", ": too large"]
+    let expected = ["", ": tenant-suspended", ": too-large"]
         .map(|end| format!("POST <url> answered <number> Unprocessable Entity{end}"));
     eventually("the groups are listed", DEADLINE, || {
         let listed = json(&["dlq", "groups"])?;

@@ -52,6 +52,10 @@ class Totals:
     failed: int = 0
 
 
+def _refuse(constant: str) -> None:
+    raise ValueError(f"{constant} is not JSON")
+
+
 class RecordProducer:
     """Leave its `with` block, or call `close`, to write what is still in memory. For one thread at a time."""
 
@@ -97,7 +101,7 @@ class RecordProducer:
 
         Raises InvalidRecord if the value violates the schema, and NotDelivered if the client refuses the record, for example because of its size.
         """
-        text = value if isinstance(value, (str, bytes)) else json.dumps(value)
+        text = value if isinstance(value, (str, bytes)) else json.dumps(value, allow_nan=False)
         self._check(text)
         size = sum(len(part.encode() if isinstance(part, str) else part) for part in (key or b"", text))
         sent = time.monotonic()
@@ -130,7 +134,7 @@ class RecordProducer:
             raise NotDelivered(f"{waiting} records are not confirmed after {timeout} s")
         first, self._first_failure = self._first_failure, None
         if first is not None:
-            raise NotDelivered(f"{self.totals().failed} records not written: {first}")
+            raise NotDelivered(f"{self.totals().failed} records not written since the start: {first}")
 
     def close(self, timeout: float = 60) -> Totals:
         """Flushes, and logs the totals. Raises as `flush`."""
@@ -164,7 +168,7 @@ class RecordProducer:
         if self._validator is None:
             return
         try:
-            document = json.loads(text)
+            document = json.loads(text, parse_constant=_refuse)
         except ValueError as error:
             self._count(invalid=1)
             raise InvalidRecord("the value is not JSON") from error
