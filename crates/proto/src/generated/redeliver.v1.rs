@@ -2142,7 +2142,7 @@ pub struct Masked {
 }
 /// Dead letters that fail for the same reason: they have the same pipeline (or the same dead-letter topic, if their headers name no
 /// pipeline), error class, error code and template: that of the message and, after a colon, of the problem that a JSON response of the endpoint
-/// names (`type`, `code`, `error`, `error_code`, `errorCode` or `title`). In a template, placeholders stand for what differs between messages of
+/// names (`type`, `code`, `error`, `error_code`, `errorCode` or `title`, one word). In a template, placeholders stand for what differs between messages of
 /// the same cause, such as `<number>`, `<id>`, `<time>`, `<host>`, `<url>`, `<hex>` and `<quoted>`. Groups are made of what is not masked,
 /// for all callers: `<masked>` stands for what the server is configured to mask.
 ///
