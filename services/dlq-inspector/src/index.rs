@@ -169,7 +169,7 @@ pub struct Index {
 }
 
 /// The name of the database file if its contents depend on no settings.
-pub const FILE: &str = "dlq-index-v14.db";
+pub const FILE: &str = "dlq-index-v15.db";
 
 /// What the names of the files of all versions begin with.
 const PREFIX: &str = "dlq-index";

@@ -49,7 +49,10 @@ fn mute(id: &str) -> v1::MuteGroupRequest {
 async fn changed<T>(change: impl AsyncFn() -> Result<tonic::Response<T>, Status>) -> T {
     eventually_async("Kafka takes the change", DEADLINE, async || {
         match change().await {
-            Err(status) if status.code() == Code::Unavailable => Err(format!("{status:?}")),
+            // Unknown: one that another process has fenced out may have been written.
+            Err(status) if matches!(status.code(), Code::Unavailable | Code::Unknown) => {
+                Err(format!("{status:?}"))
+            }
             result => Ok(result.unwrap().into_inner()),
         }
     })

@@ -281,6 +281,8 @@ fn jobs_of_file_survive_scheduler_restart() {
     drop(input);
     let mut notes = BufReader::new(sending.stderr.take().unwrap()).lines();
     let note = notes.next().unwrap().unwrap();
+    assert!(note.starts_with("cluster "), "{note}");
+    let note = notes.next().unwrap().unwrap();
     assert!(
         note.starts_with("the scheduler refuses jobs for now; they are sent again: "),
         "{note}"
