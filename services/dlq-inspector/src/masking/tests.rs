@@ -142,7 +142,7 @@ fn cut_secret_is_masked() {
     let responses = [
         ("token eyJa…", "token <masked>"),
         ("token eyJa", "token eyJa"),
-        ("at eyJa.b, then more…", "at <masked>, then more"),
+        ("at eyJa.b, then no…", "at <masked>, then no"),
     ];
     for (response, shown) in responses {
         let given = headers(&[("error-response", response)]);
