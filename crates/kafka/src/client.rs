@@ -202,6 +202,9 @@ impl KafkaSettings {
     /// Default settings for these brokers and this instance name.
     #[must_use]
     pub fn new(brokers: impl Into<String>, instance: impl Into<String>) -> Self {
+        // Before the first call of librdkafka, which would let OpenSSL register an exit handler. That frees what threads of clients still use.
+        #[cfg(feature = "kafka-tls")]
+        openssl::init();
         Self {
             brokers: brokers.into(),
             properties: BTreeMap::new(),

@@ -5,6 +5,8 @@ mod copy;
 mod ends;
 mod errors;
 mod exclusive;
+#[cfg(feature = "kafka-tls")]
+mod exit;
 mod follow;
 mod groups;
 mod lane;
