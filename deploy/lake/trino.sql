@@ -1,5 +1,4 @@
--- The tables of redeliver-lake, for Trino with a catalog `delta` of its Delta Lake connector, which needs delta.register-table-procedure.enabled=true.
--- Replace LAKE by lake.location:
+-- The tables of redeliver-lake, for a catalog `delta` of Trino with delta.register-table-procedure.enabled=true. Replace LAKE by lake.location:
 --
 --   cat trino.sql views.sql | sed "s|LAKE|s3://bucket/redeliver|" > lake.sql && trino --catalog delta --schema redeliver --file lake.sql
 CREATE SCHEMA IF NOT EXISTS delta.redeliver;

@@ -226,6 +226,10 @@ impl fmt::Debug for Excerpt {
 /// Truncates a text to at most `limit` bytes at a character boundary, and replaces control characters with spaces.
 #[must_use]
 pub fn bounded_text(text: &str, limit: usize) -> String {
+    // Most texts stay as they are.
+    if text.len() <= limit && text.bytes().all(|byte| matches!(byte, b' '..=b'~')) {
+        return text.to_owned();
+    }
     let mut bounded = String::with_capacity(text.len().min(limit));
     for c in text.chars().map(printable) {
         if bounded.len() + c.len_utf8() > limit {

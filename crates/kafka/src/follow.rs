@@ -84,9 +84,10 @@ impl Follower {
         let renewal = Renewal::new(settings, "follower");
         let mut config = settings.reader("read_committed");
         config.set("auto.offset.reset", reset);
-        // The broker answers at once when there are records; without any, longer waits save requests. The embedded broker always waits.
+        // The broker answers at once when there are records; without any, longer waits save requests. But while a request for idle partitions waits, full queues of
+        // others are not filled again. The embedded broker always waits.
         if !settings.properties.contains_key("fetch.wait.max.ms") && !settings.is_embedded {
-            config.set("fetch.wait.max.ms", "500");
+            config.set("fetch.wait.max.ms", "100");
         }
         let prefetch = (!SharedPrefetch::is_configured(settings)).then(|| SharedPrefetch::of(1));
         if let Some(prefetch) = prefetch {

@@ -1,17 +1,18 @@
 //! How much a client prefetches for each of many partitions, so that all of its queues together have a limit. Without it, librdkafka limits each
 //! queue for itself, to 64 MiB.
 
-use crate::client::{ClientSettings, KafkaSettings};
+use crate::client::{ClientSettings, KafkaSettings, QUEUED_RECORDS};
 
 /// How much the client prefetches for each partition, in KiB.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct SharedPrefetch(usize);
 
-/// The size of a queue, of a partition's part of a response, and another name of the latter. If the configuration sets one of them, it sets
-/// them all.
-const PROPERTIES: [&str; 3] = [
+/// The size of a queue, of a partition's part of a response, the number of records of a queue, and another name of the second. If the configuration sets one of
+/// them, it sets them all.
+const PROPERTIES: [&str; 4] = [
     "queued.max.messages.kbytes",
     "fetch.message.max.bytes",
+    "queued.min.messages",
     "max.partition.fetch.bytes",
 ];
 
@@ -53,10 +54,13 @@ impl SharedPrefetch {
         limited
     }
 
-    fn properties(self) -> [(&'static str, String); 2] {
+    fn properties(self) -> [(&'static str, String); 3] {
+        // Enough to read on while the next response arrives, as of records of 2 KiB with their headers.
+        let records = (self.0 / 2).max(QUEUED_RECORDS as usize);
         [
             (PROPERTIES[0], self.0.to_string()),
             (PROPERTIES[1], (self.0 << 10).to_string()),
+            (PROPERTIES[2], records.to_string()),
         ]
     }
 }
@@ -89,6 +93,7 @@ mod tests {
         let mut settings = KafkaSettings::new("kafka:9092".to_owned(), "test".to_owned());
         let limited = SharedPrefetch::of(1).limit(&settings).properties;
         assert_eq!(limited["queued.max.messages.kbytes"], "1024");
+        assert_eq!(limited["queued.min.messages"], "512");
         let own = ("max.partition.fetch.bytes".to_owned(), "1000".to_owned());
         settings.properties.extend([own]);
         assert_eq!(

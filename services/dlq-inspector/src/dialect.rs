@@ -373,9 +373,13 @@ impl Facts {
         };
         let dialect = Dialect::KNOWN.into_iter().find(|dialect| is_marked(*dialect));
         let mut facts = dialect.map_or_else(Self::default, |dialect| {
+            let found = RULES.iter().zip(&values);
+            let found = found.filter(|(rule, _)| rule.dialect == dialect);
             DialectHeaders {
                 dialect,
-                values: &values,
+                values: found
+                    .filter_map(|(rule, value)| Some((rule, (*value)?)))
+                    .collect(),
             }
             .facts()
         });
@@ -390,7 +394,8 @@ impl Facts {
 /// The headers of a record, interpreted in one dialect.
 struct DialectHeaders<'a> {
     dialect: Dialect,
-    values: &'a [Option<&'a [u8]>],
+    /// In the order of the rules.
+    values: Vec<(&'static Rule, &'a [u8])>,
 }
 
 impl DialectHeaders<'_> {
@@ -435,10 +440,8 @@ impl DialectHeaders<'_> {
 
     /// The first valid value of a field.
     fn first<T>(&self, field: Field, decode: impl Fn(&[u8], Encoding) -> Option<T>) -> Option<T> {
-        let rules = RULES.iter().zip(self.values);
-        rules
-            .filter(|(rule, _)| rule.dialect == self.dialect && rule.field == field)
-            .find_map(|(rule, value)| decode((*value)?, rule.encoding))
+        let mut values = self.values.iter().filter(|(rule, _)| rule.field == field);
+        values.find_map(|(rule, value)| decode(value, rule.encoding))
     }
 }
 

@@ -30,6 +30,10 @@ fn meaning(field: &str) -> Option<Meaning> {
 
 /// The name of the problem in the beginning of a response. What is cut makes no difference.
 pub(crate) fn named(response: &str) -> Option<&str> {
+    // Most failures have none, and an error of the reader takes memory.
+    if response.is_empty() {
+        return None;
+    }
     let mut found = None;
     let search = Search {
         meaning: Meaning::Container,

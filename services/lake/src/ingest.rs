@@ -237,6 +237,10 @@ impl Running {
         // others.
         let mut failed = None;
         for table in 0..self.buffers.len() {
+            // A store that does not answer takes long for each of them.
+            if self.ingest.stop.is_cancelled() {
+                return Ok(());
+            }
             if let Err(error) = self.resume(table) {
                 failed.get_or_insert(error);
             }

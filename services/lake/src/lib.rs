@@ -52,6 +52,7 @@ pub use crate::baseline::Baseline;
 pub use crate::check::check_tables;
 pub use crate::config::{LakeConfig, Sections};
 #[cfg(feature = "tables")]
+#[doc(hidden)]
 pub use crate::delta::read;
 #[cfg(feature = "tables")]
 pub use crate::maintain::{maintain_tables, purge_rows};

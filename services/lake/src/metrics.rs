@@ -79,7 +79,7 @@ impl Metrics {
         );
         registry.register_with_unit(
             "lake_last_commit_timestamp",
-            "When rows were last appended to a table",
+            "When rows, or only offsets, were last committed to a table",
             Unit::Seconds,
             metrics.last_commit.clone(),
         );

@@ -174,10 +174,12 @@ impl DeltaTable {
         let mut failed = None;
         for _ in 0..ATTEMPTS {
             let live = self.live(&snapshot)?;
-            // An earlier attempt, whose outcome was unknown.
-            if let Some(file) = replacement.file()
-                && live.has(&file.meta.location)
-            {
+            // An earlier attempt, whose outcome was unknown. Without a file, it is the most likely cause.
+            let is_replaced = match replacement.file() {
+                Some(file) => live.has(&file.meta.location),
+                None => failed.is_some() && !removed.iter().any(|location| live.has(location)),
+            };
+            if is_replaced {
                 return Ok(true);
             }
             if !removed.iter().all(|location| live.has(location))

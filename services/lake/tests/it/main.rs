@@ -1,5 +1,6 @@
 //! Tests of the `redeliver-lake` binary on a real Kafka.
 
+mod day;
 mod exactly_once;
 mod readers;
 mod s3;

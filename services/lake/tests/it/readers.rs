@@ -4,18 +4,39 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::process::Command;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use delta_kernel::arrow::array::RecordBatch;
-use redeliver_core::Timestamp;
-use redeliver_testkit::languages::python;
+use redeliver_core::time::InvalidTimestamp;
+use redeliver_core::{Clock as _, SystemClock, Timestamp};
+use redeliver_testkit::languages::{Libraries, java_with, python, run};
 use redeliver_testkit::{DEADLINE, FakeEndpoint, Process, Reply, eventually};
 use serde::Deserialize;
 
 use crate::support::LakeEnv;
 
+/// The time in a documented query, which stands for any other.
+const PAST: &str = "now() - INTERVAL '1' DAY";
+
+/// Packages of Java that Spark looks into.
+const OPENED: [&str; 11] = [
+    "java.lang",
+    "java.lang.invoke",
+    "java.net",
+    "java.nio",
+    "java.util",
+    "java.util.concurrent",
+    "java.util.concurrent.atomic",
+    "jdk.internal.ref",
+    "sun.nio.ch",
+    "sun.security.action",
+    "sun.util.calendar",
+];
+
 #[derive(Debug, Deserialize)]
 struct Found {
     counts: BTreeMap<String, usize>,
+    queries: BTreeMap<String, String>,
     answers: BTreeMap<String, Vec<Vec<String>>>,
 }
 
@@ -29,7 +50,7 @@ struct Total {
     records: u64,
     average_attempts: f64,
     max_attempts: u32,
-    next_due: String,
+    next_due: Option<String>,
 }
 
 #[derive(Deserialize)]
@@ -43,8 +64,8 @@ struct Group {
     count: u64,
 }
 
-/// Starts `readers.py`, which ends once `end` exists.
-fn spawn(lake: &Path, end: &Path, tables: &[&str]) -> Process {
+/// Starts `readers.py`, which ends once `end` exists. Its queries ask about `past`.
+fn spawn(lake: &Path, end: &Path, past: &str, tables: &[&str]) -> Process {
     let here = Path::new(env!("CARGO_MANIFEST_DIR"));
     let files = here.join("tests/it/readers");
     let mut command = Command::new(python(&files.join("requirements.txt")).unwrap());
@@ -54,29 +75,55 @@ fn spawn(lake: &Path, end: &Path, tables: &[&str]) -> Process {
         .arg(here.join("../../deploy/lake"))
         .arg(here.join("../../docs/lake-questions.md"))
         .arg(end)
+        .arg(past)
         .args(tables);
     Process::spawn(command).unwrap()
 }
 
-/// The rows that the documented queries find.
-fn answers(env: &LakeEnv) -> BTreeMap<String, Vec<Vec<String>>> {
+/// What the documented queries find, which ask about `past`.
+fn found(env: &LakeEnv, past: &str) -> Found {
     let end = env.base.directory().join("end");
     std::fs::write(&end, "").unwrap();
-    let mut readers = spawn(&env.lake(), &end, &[]);
+    ended(spawn(&env.lake(), &end, past, &[]))
+}
+
+fn ended(mut readers: Process) -> Found {
     let status = readers.wait(DEADLINE);
     let output = readers.output();
     assert!(status.success(), "{output}");
-    let found: Found = serde_json::from_str(output.lines().last().unwrap()).unwrap();
-    found.answers
+    serde_json::from_str(output.lines().last().unwrap()).unwrap()
+}
+
+impl Total {
+    /// Checks a row with the same numbers.
+    #[track_caller]
+    fn check(&self, row: &[String]) {
+        let average = format!("{:?}", self.average_attempts);
+        assert_eq!(
+            row[..3],
+            [self.records.to_string(), average, self.max_attempts.to_string()]
+        );
+        assert_eq!(
+            time(&row[3]).unwrap(),
+            self.next_due.as_ref().unwrap().parse().unwrap()
+        );
+    }
+}
+
+/// A time as an engine prints it.
+fn time(text: &str) -> Result<Timestamp, InvalidTimestamp> {
+    text.replace(' ', "T").replace("+00", "Z").parse()
 }
 
 /// An operator who asks with SQL gets the same answers as one who asks the inspector.
 #[tokio::test(flavor = "multi_thread")]
 async fn answers_equal_those_of_commands() {
-    let endpoint = FakeEndpoint::start(|request| {
+    let is_repaired = Arc::new(AtomicBool::new(false));
+    let repaired = is_repaired.clone();
+    let endpoint = FakeEndpoint::start(move |request| {
         let number: u32 = std::str::from_utf8(&request.body).unwrap().parse().unwrap();
         match number % 4 {
-            0 => Reply::status(503),
+            0 if !repaired.load(Ordering::Relaxed) => Reply::status(503),
             1 => Reply::status(422),
             _ => Reply::ok("done"),
         }
@@ -85,8 +132,13 @@ async fn answers_equal_those_of_commands() {
     let settings = format!(
         "retry: {{ tiers: [1h] }}, breaker: {{ rate: null, failures: 0 }}, http: {{ url: '{url}', quick_retries: 0 }}"
     );
-    let env = LakeEnv::with("lake-answers", &settings);
+    let mut env = LakeEnv::with("lake-answers", &settings);
+    for topic in ["control", "audit"] {
+        let name = format!("{}-{topic}", env.base.name());
+        env.base.set(&format!("{topic}.topic"), &name);
+    }
     let _enricher = env.base.start("enricher", "a", &[]);
+    let _retry_tier = env.base.start("retry-tier", "a", &[]);
     let mut inspector = env.base.start("dlq-inspector", "a", &[]);
     let _lake = env.base.start("redeliver-lake", "a", &[]);
     let values: Vec<String> = (0..40).map(|number| number.to_string()).collect();
@@ -101,23 +153,23 @@ async fn answers_equal_those_of_commands() {
     ] {
         env.until_rows(table, topic, count);
     }
-    let rows = answers(&env);
+    let rows = found(&env, PAST).answers;
     let server = format!("http://{}", inspector.word_after(" api="));
-    let ask = |command: [&str; 2]| {
-        let arguments = [&command[..], &["--output", "json", "--server", &server]].concat();
+    let ask = |command: &[&str]| {
+        let arguments = [command, &["--output", "json", "--server", &server]].concat();
         let answer = env.base.run("redeliver", &arguments);
         assert_eq!(answer.code, Some(0), "{answer:?}");
         answer.stdout
     };
-    let Stats { total } = serde_json::from_str(&ask(["waiting", "stats"])).unwrap();
-    let waiting = &rows["How much waits, how often it was tried, and when the next record is due"][0];
-    let average = format!("{:?}", total.average_attempts);
-    let counts = [total.records.to_string(), average, total.max_attempts.to_string()];
-    assert_eq!(waiting[..3], counts);
-    let due: Timestamp = waiting[3].replace(' ', "T").replace("+00", "Z").parse().unwrap();
-    assert_eq!(due, total.next_due.parse().unwrap());
+    let waiting = || -> Total {
+        let Stats { total } = serde_json::from_str(&ask(&["waiting", "stats"])).unwrap();
+        total
+    };
+    let past = waiting();
+    past.check(&rows["How much waits, how often it was tried, and when the next record is due"][0]);
+    let asked_at = SystemClock.now();
     let errors = eventually("all dead letters are indexed", DEADLINE, || {
-        let Groups { groups } = serde_json::from_str(&ask(["dlq", "groups"])).unwrap();
+        let Groups { groups } = serde_json::from_str(&ask(&["dlq", "groups"])).unwrap();
         match groups.iter().map(|group| group.count).sum() {
             10 => Ok(groups),
             count => Err(count),
@@ -128,6 +180,16 @@ async fn answers_equal_those_of_commands() {
         .map(|group| [group.template, group.count.to_string()])
         .collect();
     assert_eq!(rows["Errors by count"], errors);
+    // Later, nothing waits any more, and the tables still say what did.
+    is_repaired.store(true, Ordering::Relaxed);
+    let released = format!("tier/{}/1h", env.base.name());
+    ask(&["release", &released, "--reason", "test"]);
+    env.until_rows("outcomes", &out, 30);
+    assert_eq!((past.records, waiting().records), (10, 0));
+    let rows = found(&env, &format!("TIMESTAMPTZ '{asked_at}'")).answers;
+    past.check(&rows["How much waited a day ago"][0]);
+    let waiting = &rows["How much waits, how often it was tried, and when the next record is due"];
+    assert_eq!(waiting[0][0], "0");
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -153,7 +215,7 @@ async fn engines_read_tables_while_they_grow() {
     lake.until_ready();
     let [dead, out, tier] = env.topics();
     let end = env.base.directory().join("end");
-    let mut readers = spawn(&env.lake(), &end, &tables);
+    let mut readers = spawn(&env.lake(), &end, PAST, &tables);
     // 12 records fail, and half of them twice. Then, 3 succeed and 3 die.
     env.put_failed(&tier, 0..12, 1, 1_000).await;
     readers.wait_for_output("round 1\n", DEADLINE);
@@ -164,10 +226,7 @@ async fn engines_read_tables_while_they_grow() {
     env.until_complete();
     env.until_rows("jobs", &state, 2);
     std::fs::write(&end, "").unwrap();
-    let status = readers.wait(DEADLINE);
-    let output = readers.output();
-    assert!(status.success(), "{output}");
-    let found: Found = serde_json::from_str(output.lines().last().unwrap()).unwrap();
+    let found = ended(readers);
     for table in tables {
         let rows: usize = env.rows(table).iter().map(RecordBatch::num_rows).sum();
         for reader in ["duckdb", "delta-rs", "polars"] {
@@ -199,10 +258,59 @@ async fn engines_read_tables_while_they_grow() {
     );
     let jobs = rows("How late were jobs");
     assert_eq!(jobs, [["1970-01-01 01:00:00+00", "2", "200.0", "298.0", "300"]]);
-    // The results have the time at which they were written.
-    let until = rows("How long until success, by error code");
-    assert_eq!(
-        (until.len(), &until[0][..2]),
-        (1, &["http.503", "3"].map(str::to_owned)[..])
-    );
+    // The last moment is now.
+    let waited = rows("How much waited");
+    assert_eq!(waited.last().unwrap()[1..4], [env.base.name(), "6", "1.0"]);
+}
+
+/// Spark has another reader of tables and another dialect of SQL.
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "long"]
+async fn spark_answers_as_duckdb_does() {
+    let env = LakeEnv::new("lake-spark");
+    env.create_topics().await;
+    let mut lake = env.spawn("a");
+    lake.until_ready();
+    let [dead, out, tier] = env.topics();
+    for (topic, failures, failed_at) in [
+        (&tier, 1, 1_000),
+        (&tier, 2, 10_000),
+        (&out, 2, 10_000),
+        (&dead, 3, 20_000),
+    ] {
+        // Fewer each time.
+        env.put_failed(topic, 0..i64::from(14 - 4 * failures), failures, failed_at)
+            .await;
+    }
+    env.until_complete();
+    lake.shut_down();
+    let found = found(&env, PAST);
+    let here = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let (files, sql) = (here.join("tests/it/readers"), here.join("../../deploy/lake"));
+    // The others are for DuckDB.
+    let documented = std::fs::read_to_string(sql.join("views.sql")).unwrap();
+    let queries = found.queries.iter();
+    let queries: Vec<_> = queries.filter(|(_, query)| documented.contains(*query)).collect();
+    assert_eq!(queries.len(), 5);
+    let mut spark = java_with(&files.join("Spark.java"), Libraries::Pom(&files.join("pom.xml"))).unwrap();
+    let opens = OPENED.map(|package| format!("--add-opens=java.base/{package}=ALL-UNNAMED"));
+    spark
+        .env("JDK_JAVA_OPTIONS", opens.join(" "))
+        .current_dir(env.base.directory())
+        .arg(env.lake())
+        .arg(sql)
+        .args(queries.iter().map(|(_, query)| query));
+    let output = run(&mut spark).unwrap();
+    let answers: Vec<Vec<Vec<String>>> = serde_json::from_str(output.lines().last().unwrap()).unwrap();
+    for ((question, _), answers) in queries.into_iter().zip(answers) {
+        // Times are printed in another way, and the order of equal ones is open.
+        let same = |cell: &String| time(cell).map_or_else(|_| cell.clone(), |time| time.to_string());
+        let same = |rows: &[Vec<String>]| -> Vec<Vec<String>> {
+            let rows = rows.iter();
+            let mut rows: Vec<_> = rows.map(|row| row.iter().map(same).collect()).collect();
+            rows.sort();
+            rows
+        };
+        assert_eq!(same(&answers), same(&found.answers[question]), "{question}");
+    }
 }

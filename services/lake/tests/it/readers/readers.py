@@ -1,9 +1,10 @@
 """Reads tables with DuckDB, delta-rs and Polars again and again, until a file exists.
 
-    python readers.py LAKE SQL QUESTIONS END TABLE...
+    python readers.py LAKE SQL QUESTIONS END PAST TABLE...
 
 No row may be there twice, and no row may disappear. Prints, as JSON, how many rows of each table each of them has read at the end, and what the queries
-have answered: those in the comments of SQL/views.sql, and those in QUESTIONS, a page of Markdown."""
+have answered: those in the comments of SQL/views.sql, which are printed, too, and those in QUESTIONS, a page of Markdown. PAST replaces
+the time a day ago."""
 
 import json
 import pathlib
@@ -14,7 +15,7 @@ import duckdb
 import duckdb_extension_delta
 import polars
 
-lake, sql, questions, end, *tables = sys.argv[1:]
+lake, sql, questions, end, past, *tables = sys.argv[1:]
 columns = ["kafka_topic", "kafka_topic_id", "kafka_partition", "kafka_offset"]
 # Of `gaps`, whose rows are about several tables.
 names = {"gaps": [*columns, "table_name"]}
@@ -78,11 +79,11 @@ for section in pathlib.Path(questions).read_text().split("\n## ")[1:]:
 question = None
 for line in lines:
     if line.startswith("--   SELECT"):
-        queries[question] = line[2:].strip(" ;")
+        queries[question] = line[2:].strip(" ;").replace("now() - INTERVAL '1' DAY", past)
     elif line.startswith("-- "):
         question = line[3:].rstrip(":")
 answers = {
     question: duck.execute(f"SELECT coalesce(CAST(COLUMNS(*) AS VARCHAR), 'NULL') FROM ({query})").fetchall()
     for question, query in queries.items()
 }
-print(json.dumps({"counts": counts, "answers": answers}))
+print(json.dumps({"counts": counts, "queries": queries, "answers": answers}))
