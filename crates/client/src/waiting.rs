@@ -2,10 +2,12 @@
 
 use std::time::Duration;
 
+use redeliver_core::JobId;
 use redeliver_proto::v1::waiting_service_client::WaitingServiceClient;
 use redeliver_proto::v1::{
-    GetWaitingStatsRequest, ListWaitingRequest, PipelineTrace, ScanProgress, TraceRecordRequest,
-    WaitingRecords, WaitingStats, get_waiting_stats_response, list_waiting_response, trace_record_response,
+    GetJobOutcomesRequest, GetWaitingStatsRequest, JobOutcome, ListWaitingRequest, PipelineTrace,
+    ScanProgress, TraceRecordRequest, WaitingRecords, WaitingStats, get_waiting_stats_response,
+    list_waiting_response, trace_record_response,
 };
 use tonic::Streaming;
 
@@ -92,6 +94,19 @@ impl WaitingClient {
             None => Message::Other,
         });
         answer.await
+    }
+
+    /// What has become of a job since its dispatch, in each pipeline that reads its topic. Without a topic, in those in which it is known.
+    ///
+    /// # Errors
+    /// If the inspector or Kafka is unavailable, or the request is refused.
+    pub async fn job_outcomes(&self, id: JobId, topic: &str) -> Result<Vec<JobOutcome>, ClientError> {
+        let request = GetJobOutcomesRequest {
+            id: id.to_string(),
+            topic: topic.to_owned(),
+        };
+        let answer = self.service.clone().get_job_outcomes(request).await;
+        Ok(self.answer(answer).await?.outcomes)
     }
 
     /// Waits for the answer of a scan.

@@ -114,16 +114,22 @@ pub(crate) fn positions(
     topics: &[Arc<str>],
     isolation: &str,
 ) -> Result<BTreeMap<TopicPartition, Option<Committed>>, ReadError> {
-    let list = committed_offsets(settings, group, topics, isolation)?;
+    Ok(positions_in(&committed_offsets(
+        settings, group, topics, isolation,
+    )?))
+}
+
+/// The positions in a list of committed offsets.
+pub(crate) fn positions_in(list: &TopicPartitionList) -> BTreeMap<TopicPartition, Option<Committed>> {
     let position = |element: &TopicPartitionListElem<'_>| match element.offset() {
         Offset::Offset(offset) => Some(committed(offset, &any_metadata(element))),
         _ => None,
     };
-    Ok(list
-        .elements()
+    let elements = list.elements();
+    let positions = elements
         .iter()
-        .map(|element| ((element.topic().into(), element.partition()), position(element)))
-        .collect())
+        .map(|element| ((element.topic().into(), element.partition()), position(element)));
+    positions.collect()
 }
 
 /// Decodes a committed position. Metadata of other programs is ignored, with a log line.
@@ -139,7 +145,7 @@ pub(crate) fn committed(offset: i64, metadata: &str) -> Committed {
 
 /// A consumer that reads and writes the committed offsets of a group without joining it. With the isolation `read_committed`,
 /// it waits for open transactions that commit offsets of the group.
-fn group_consumer(
+pub(crate) fn group_consumer(
     settings: &KafkaSettings,
     group: &str,
     isolation: &str,
@@ -160,6 +166,14 @@ fn committed_offsets(
     for topic in topics {
         list.add_partition_range(topic, 0, partition_count(&consumer, topic)? - 1);
     }
+    request_committed(&consumer, &list)
+}
+
+/// The committed offsets of these partitions, once no open transaction commits others.
+pub(crate) fn request_committed(
+    consumer: &BaseConsumer,
+    list: &TopicPartitionList,
+) -> Result<TopicPartitionList, ReadError> {
     let deadline = Instant::now() + 3 * CALL;
     loop {
         // While a transaction that commits an offset is open, the request for it fails.

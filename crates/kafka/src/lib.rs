@@ -42,6 +42,7 @@ pub mod exclusive;
 mod extents;
 pub mod fault;
 pub mod follow;
+pub mod group_client;
 pub mod groups;
 pub mod lane;
 mod log_timestamps;

@@ -120,13 +120,17 @@ impl GroupPositions {
     /// # Errors
     /// If the broker does not answer.
     pub fn read(settings: &KafkaSettings, topics: &[(String, Arc<str>)]) -> Result<Self, ReadError> {
+        positions_of(settings, topics, "read_committed").map(Self::of)
+    }
+
+    pub(crate) fn of(all: Positions) -> Self {
         let mut positions: HashMap<Arc<str>, HashMap<i32, Committed>> = HashMap::new();
-        for ((topic, partition), committed) in positions_of(settings, topics, "read_committed")? {
+        for ((topic, partition), committed) in all {
             if let Some(committed) = committed {
                 positions.entry(topic).or_default().insert(partition, committed);
             }
         }
-        Ok(Self(positions))
+        Self(positions)
     }
 
     /// Without those of deleted topics, given the ids of the topics that exist.

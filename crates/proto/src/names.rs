@@ -23,6 +23,7 @@ names! {
     GroupState: "GROUP_STATE_", Some("unknown"), "_";
     HeaderChangeKind: "HEADER_CHANGE_KIND_", None, "_";
     HeaderDialect: "HEADER_DIALECT_", None, "_";
+    JobOutcomeState: "JOB_OUTCOME_STATE_", Some("unknown"), "_";
     JobState: "JOB_STATE_", Some("unknown"), "_";
     MissingReason: "MISSING_REASON_", Some("other"), "_";
     NextStep: "NEXT_STEP_", None, "_";

@@ -259,9 +259,7 @@ impl ReplicaMetrics {
         for (name, help, gauge) in [
             (
                 "readable",
-                format!(
-                    "1 if the {topic} could be read at the last attempt; at 0, its last known contents apply"
-                ),
+                format!("1 if the {topic} was readable at the last attempt; at 0, its last contents apply"),
                 &metrics.readable,
             ),
             ("values", format!("Known values of the {topic}"), &metrics.values),

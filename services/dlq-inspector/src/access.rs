@@ -53,10 +53,11 @@ const OF_REDRIVES: [(&str, Verb); 11] = [
 ];
 
 /// What each call about waiting records requires, of the dead-letter topics of their pipelines.
-const OF_WAITING: [(&str, Verb); 3] = [
+const OF_WAITING: [(&str, Verb); 4] = [
     ("ListWaiting", Verb::Read),
     ("GetWaitingStats", Verb::Read),
     ("TraceRecord", Verb::Read),
+    ("GetJobOutcomes", Verb::Read),
 ];
 
 /// What each call about all pipelines requires, of their dead-letter topics.

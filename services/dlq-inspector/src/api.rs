@@ -7,6 +7,7 @@ mod decoded;
 mod group_changes;
 mod groups;
 mod list;
+mod outcomes;
 mod overview;
 mod payload;
 mod progress;
@@ -48,6 +49,7 @@ use crate::group_states::change::{Change, ChangeRequest};
 use crate::group_states::{Decided, GroupStates};
 use crate::id::parse_id;
 use crate::index::{self, IndexedLetter, Pool, QUERY_TIMEOUT, QUEUE_TIMEOUT, ReadError};
+use crate::job_outcomes::JobOutcomes;
 use crate::letter::content_hash;
 use crate::lookup_pool::LookupPool;
 use crate::masking::Masking;
@@ -83,6 +85,7 @@ pub(crate) struct Api {
     /// `None`: values are not decoded.
     pub(crate) schemas: Option<SchemaRegistry>,
     pub(crate) scans: Scans,
+    pub(crate) outcomes: JobOutcomes,
     pub(crate) decoding: DecodingPool,
     pub(crate) shared: Arc<SharedState>,
     pub(crate) groups: Groups,
@@ -127,6 +130,7 @@ impl Api {
         lookups: LookupPool,
         schemas: Option<SchemaRegistry>,
         scans: Scans,
+        outcomes: JobOutcomes,
         decoding: DecodingPool,
         shared: Arc<SharedState>,
         groups: Groups,
@@ -147,6 +151,7 @@ impl Api {
             lookups,
             schemas,
             scans,
+            outcomes,
             decoding,
             shared,
             groups,

@@ -70,6 +70,8 @@ pub struct DlqInspectorConfig {
     pub schema_registry: Option<SchemaRegistryConfig>,
     /// Redrives, discards and restores of dead letters.
     pub redrive: RedriveConfig,
+    /// Of how many jobs the newest records in pipelines are known; 0: of none, and no topics are read for it.
+    pub max_job_outcomes: u32,
     /// Audits of all pipelines.
     pub pipeline_audit: PipelineAuditConfig,
     /// Who is told about problems.
@@ -91,6 +93,7 @@ impl Default for DlqInspectorConfig {
             record_disclosures: true,
             schema_registry: None,
             redrive: RedriveConfig::default(),
+            max_job_outcomes: 900_000,
             pipeline_audit: PipelineAuditConfig::default(),
             webhook: None,
         }

@@ -22,6 +22,7 @@
 //! | `decoding_pool` | the threads that parse schemas and decode values |
 //! | `schema_registry` | fetches and keeps schemas |
 //! | `waiting` | records that wait for their next attempt, and the life of a record, read from Kafka on demand |
+//! | `job_outcomes` | what becomes of jobs in pipelines, in memory |
 //! | `overview` | what happens in all pipelines, and what is wrong, for all callers together |
 //! | `pipeline_audit` | whether each record of the pipelines is exactly once in the output, dead or waiting |
 //! | `webhook` | sends problems to another system |
@@ -53,6 +54,7 @@ mod decoding;
 mod decoding_pool;
 mod gauges;
 mod ingest;
+mod job_outcomes;
 mod lookup_pool;
 mod metrics;
 mod overview;
@@ -68,6 +70,7 @@ use std::sync::Arc;
 use std::sync::mpsc::sync_channel;
 
 use anyhow::Context as _;
+use redeliver_core::{Clock as _, Timestamp};
 use redeliver_kafka::Waker;
 use redeliver_kafka::survey::Surveyor;
 use redeliver_kafka::topology::{Role, TopicSpec, TopologySpec};
@@ -100,6 +103,8 @@ use crate::ingest::contents::Contents;
 use crate::ingest::reader::Reader;
 use crate::ingest::survey::{SurveyTask, refresh_retention};
 use crate::ingest::writer::WriterThread;
+use crate::job_outcomes::JobOutcomes;
+use crate::job_outcomes::follower::Following;
 use crate::json_fields::JsonFields;
 use crate::lookup_pool::LookupPool;
 use crate::masking::Masking;
@@ -248,6 +253,22 @@ pub fn mount(host: &mut Host, config: DlqInspectorConfig, listener: Listener) ->
     };
     let surveyor = Surveyor::new(&host.kafka)?;
     let scans = Scans::new(&host.config, &host.kafka, surveyor.clone());
+    let outcomes = JobOutcomes::new(&host.config, &host.kafka, config.max_job_outcomes);
+    if outcomes.is_enabled() {
+        let keep = host.config.scheduler.keep_ended.as_millis();
+        let since = host.clock.now().as_millis();
+        let following = Following {
+            outcomes: outcomes.clone(),
+            surveyor: surveyor.clone(),
+            since: Timestamp::from_millis(since.saturating_sub_unsigned(keep)),
+            metrics: metrics.clone(),
+            stop: stop.clone(),
+        };
+        host.tasks.spawn_thread("dlq-job-outcomes", move || {
+            following.run();
+            Ok::<(), Infallible>(())
+        })?;
+    }
     let survey = SurveyTask {
         patterns: Patterns::new(&config.topics).without([
             host.config.audit_topic(),
@@ -340,6 +361,7 @@ pub fn mount(host: &mut Host, config: DlqInspectorConfig, listener: Listener) ->
         lookups,
         schemas,
         scans,
+        outcomes,
         decoding,
         shared,
         Groups {

@@ -217,6 +217,11 @@ impl<'m> Mask<'m> {
         .any(|field| self.hides(Fact::Of(field)))
     }
 
+    /// Whether the job of a record is masked.
+    pub(crate) fn hides_job(&self) -> bool {
+        self.hides(Fact::JobId)
+    }
+
     /// Whether what a filter tests may be masked. Its answer would tell it.
     pub(crate) fn hides_tested(&self, restriction: &Restriction) -> bool {
         if self.is_empty() {

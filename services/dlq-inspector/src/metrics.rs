@@ -77,6 +77,7 @@ pub(crate) struct Metrics {
     removed_entries: Counter,
     scans: Gauge,
     scanned: Counter,
+    job_outcomes: Gauge,
     overview_surveys: Counter,
     overview_watchers: Gauge,
     audit_as_of: Family<PipelineLabel, Gauge>,
@@ -107,6 +108,7 @@ impl Metrics {
             removed_entries: Counter::default(),
             scans: Gauge::default(),
             scanned: Counter::default(),
+            job_outcomes: Gauge::default(),
             overview_surveys: Counter::default(),
             overview_watchers: Gauge::default(),
             audit_as_of: Family::default(),
@@ -214,6 +216,11 @@ impl Metrics {
             "dlq_scanned_offsets",
             "Offsets read by scans",
             metrics.scanned.clone(),
+        );
+        registry.register(
+            "dlq_job_outcomes",
+            "Jobs in pipelines whose newest records are known",
+            metrics.job_outcomes.clone(),
         );
         registry.register(
             "dlq_overview_surveys",
@@ -374,6 +381,10 @@ impl Metrics {
 
     pub(crate) fn add_scanned(&self, offsets: u64) {
         self.scanned.inc_by(offsets);
+    }
+
+    pub(crate) fn set_job_outcomes(&self, jobs: usize) {
+        self.job_outcomes.set(i64::try_from(jobs).unwrap_or(i64::MAX));
     }
 
     pub(crate) fn add_overview_survey(&self) {

@@ -210,7 +210,7 @@ pub(crate) enum CliError {
 
 impl Service {
     /// For a command in which another flag has the address.
-    fn with_flag(self, flag: &'static str) -> Self {
+    pub(crate) fn with_flag(self, flag: &'static str) -> Self {
         Self { flag, ..self }
     }
 

@@ -2,22 +2,24 @@
 
 mod batch;
 mod list;
+mod outcome;
 mod schedule;
 mod show;
 
 use std::process::ExitCode;
 
 use clap::{Args, Subcommand};
-use redeliver_client::messages::{Application, Outcome, Stats};
-use redeliver_client::{Answer, ClientError, Endpoint, JobClient, JobId, Timestamp, When};
+use redeliver_client::messages::{Application, Job, JobOutcome, JobState, Outcome, Stats};
+use redeliver_client::{Answer, ClientError, Endpoint, JobClient, JobId, Timestamp, WaitingClient, When};
 use redeliver_core::HumanDuration;
+use redeliver_core::error_chain::error_chain;
 use redeliver_runtime::cli::{CommonArgs, EXIT_FAILURE};
 use redeliver_service::host::check_kafka;
 use serde_json::json;
 
 use crate::config::Config;
 use crate::connection::{
-    CONNECTION, CliError, ConnectionArgs, Service, conclude, connect_to_change, scheduler,
+    CONNECTION, CliError, ConnectionArgs, Service, conclude, connect_to_change, inspector, scheduler,
 };
 use crate::output::{
     Column, Format, Json, OutputArgs, Text as _, fields, object, print_item, print_items, table,
@@ -38,7 +40,7 @@ enum Verb {
         after_help = "Examples:\n  redeliver jobs schedule --app sms --in 90s --data '{\"number\": 31}'\n  redeliver jobs schedule --app sms --at 2026-11-22T08:00:00Z --idempotency-key order-7\n  redeliver jobs schedule --file jobs.jsonl\n\nExit status: 1 if a job was not scheduled"
     )]
     Schedule(Box<schedule::ScheduleArgs>),
-    /// Show one job
+    /// Show one job, and what has become of it in its pipeline
     Get(GetArgs),
     /// Cancel a job
     #[command(
@@ -105,6 +107,9 @@ struct GetArgs {
     /// Job id
     #[arg(value_name = "ID", value_parser = id)]
     id: JobId,
+    /// URL of the inspector, which knows what has become of a dispatched job; overrides REDELIVER_DLQ (default: dlq_inspector.listen)
+    #[arg(long, value_name = "URL", env = "REDELIVER_DLQ", hide_env = true, help_heading = CONNECTION)]
+    inspector: Option<String>,
     #[command(flatten)]
     output: OutputArgs,
     #[command(flatten)]
@@ -248,11 +253,55 @@ impl SchedulerArgs {
 }
 
 async fn get(config: &Config, args: &GetArgs) -> Result<ExitCode, CliError> {
-    let Some(job) = args.scheduler.connect(config).await?.get(args.id).await? else {
-        return Err(CliError::failed(ChangedJob::Id(args.id).unknown()));
+    let job = args.scheduler.connect(config).await?.get(args.id).await?;
+    let outcomes = match &job {
+        Some(job) if job.state() != JobState::Dispatched => Vec::new(),
+        Some(job) => args.outcomes(config, &job.topic).await.unwrap_or_else(|error| {
+            let reason = format!("cannot ask the inspector: {}", error_chain(&error));
+            vec![outcome::unknown(reason)]
+        }),
+        // The inspector can remember it for longer.
+        None => match args.outcomes(config, "").await {
+            Ok(outcomes) if !outcomes.is_empty() => outcomes,
+            _ => return Err(CliError::failed(ChangedJob::Id(args.id).unknown())),
+        },
     };
-    print_item(args.output.format, || as_text(&job), || as_json(&job));
+    let job = job.unwrap_or_else(|| Job {
+        id: args.id.to_string(),
+        ..Job::default()
+    });
+    print_item(
+        args.output.format,
+        || as_text(&job, &outcomes),
+        || {
+            let mut json = as_json(&job);
+            if !outcomes.is_empty() {
+                let outcomes = outcomes.iter().map(|outcome| Json::from(object(outcome)));
+                json["outcomes"] = outcomes.collect();
+            }
+            json
+        },
+    );
     Ok(ExitCode::SUCCESS)
+}
+
+impl GetArgs {
+    /// What has become of the job, as the inspector knows. With a topic, there is at least one outcome.
+    async fn outcomes(&self, config: &Config, topic: &str) -> Result<Vec<JobOutcome>, CliError> {
+        let service = inspector(config).with_flag("--inspector");
+        let endpoint = self
+            .scheduler
+            .connection
+            .endpoint(self.inspector.as_deref(), &service)?;
+        let connected = WaitingClient::connect(&endpoint).await;
+        let client = connected.map_err(|error| service.failure(error))?;
+        let outcomes = client.job_outcomes(self.id, topic).await?;
+        if outcomes.is_empty() && !topic.is_empty() {
+            let reason = format!("no pipeline that you may see has the source {topic}");
+            return Ok(vec![outcome::unknown(reason)]);
+        }
+        Ok(outcomes)
+    }
 }
 
 impl ChangedJobArgs {

@@ -8,7 +8,7 @@ use clap::Args;
 use redeliver_client::WaitingClient;
 use redeliver_client::convert::from_duration;
 use redeliver_client::messages::{PipelineTrace, TraceEvent, TraceOutcome, TraceRecordRequest, TraceStep};
-use redeliver_core::{HumanDuration, Position};
+use redeliver_core::{HumanDuration, JobId, Position};
 use redeliver_dlq_inspector::id::parse_id;
 
 use crate::connection::CliError;
@@ -20,9 +20,9 @@ use crate::waiting::with_progress;
 
 #[derive(Args)]
 pub(crate) struct TraceArgs {
-    /// Position of any copy of the record: topic/partition/offset in any topic of the pipeline
-    #[arg(value_name = "POSITION", value_parser = parse_id)]
-    position: Position,
+    /// Position of any copy of the record: topic/partition/offset in any topic of the pipeline; or the id of a job
+    #[arg(value_name = "POSITION|JOB", value_parser = subject)]
+    subject: Subject,
     /// Only in this pipeline (default: all pipelines with the topic)
     #[arg(long, value_name = "NAME", default_value = "", hide_default_value = true)]
     pipeline: String,
@@ -35,6 +35,21 @@ pub(crate) struct TraceArgs {
     inspector: InspectorArgs,
 }
 
+/// What to trace.
+#[derive(Clone)]
+enum Subject {
+    Position(Position),
+    Job(JobId),
+}
+
+fn subject(text: &str) -> Result<Subject, String> {
+    if let Ok(id) = text.parse() {
+        return Ok(Subject::Job(id));
+    }
+    let position = parse_id(text).map(Subject::Position);
+    position.map_err(|error| format!("{error}, and not the id of a job"))
+}
+
 pub(crate) fn main(args: &TraceArgs) -> ExitCode {
     with_inspector(&args.inspector, None, async |endpoint, service| {
         let client = WaitingClient::connect(endpoint).await;
@@ -44,8 +59,13 @@ pub(crate) fn main(args: &TraceArgs) -> ExitCode {
 }
 
 async fn run(client: &WaitingClient, args: &TraceArgs) -> Result<ExitCode, CliError> {
+    let (position, job_id) = match &args.subject {
+        Subject::Position(position) => (Some(position.into()), String::new()),
+        Subject::Job(id) => (None, id.to_string()),
+    };
     let request = TraceRecordRequest {
-        position: Some((&args.position).into()),
+        position,
+        job_id,
         pipeline: args.pipeline.clone(),
         from_beginning: args.from_beginning,
     };

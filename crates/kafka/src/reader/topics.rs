@@ -1,13 +1,15 @@
 //! What brokers say about topics.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Instant;
 
 use rdkafka::consumer::{BaseConsumer, Consumer as _, ConsumerContext};
 use rdkafka::error::RDKafkaErrorCode;
 use redeliver_kafka_ffi::{KafkaClient, TopicId};
 
 use super::error::{ReadError, admin, kafka};
-use super::offsets::CALL;
+use super::offsets::{At, CALL, offsets};
 use crate::client::KafkaSettings;
 use crate::describe::topic_ids;
 use crate::partition_end::EndContext;
@@ -59,6 +61,15 @@ impl TopicClient {
     pub fn watermarks(&self, topic: &str, partition: i32) -> Result<(i64, i64), ReadError> {
         let watermarks = self.client.fetch_watermarks(topic, partition, CALL);
         watermarks.map_err(kafka("requesting the end of a partition"))
+    }
+
+    /// The ends of these partitions, including open transactions, with one request to each leader. A `read_committed` consumer has passed one when the
+    /// transactions that were open before it have ended.
+    ///
+    /// # Errors
+    /// If a leader does not answer, or a partition is missing.
+    pub fn ends(&self, partitions: &[(Arc<str>, i32)]) -> Result<BTreeMap<(Arc<str>, i32), i64>, ReadError> {
+        offsets(&self.client, partitions, At::End, Instant::now() + CALL)
     }
 
     /// The id of the cluster; `None` if no broker tells it in time.

@@ -6009,7 +6009,7 @@ pub enum JobState {
     Unspecified = 0,
     /// Waits for its due time.
     Scheduled = 1,
-    /// Written to the topic of its application.
+    /// Written to the topic of its application. What a pipeline has made of it since, `WaitingService.GetJobOutcomes` of the inspector knows.
     Dispatched = 2,
     /// Cancelled before its dispatch.
     Cancelled = 3,
@@ -10101,6 +10101,9 @@ pub struct TraceRecordRequest {
     /// is wrong if the clock of the producer was.
     #[prost(bool, tag = "3")]
     pub from_beginning: bool,
+    /// Instead of `position`: the id of a job that GetJobOutcomes finds. NOT_FOUND (RECORD_NOT_FOUND) if it finds none.
+    #[prost(string, tag = "4")]
+    pub job_id: ::prost::alloc::string::String,
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct TraceRecordResponse {
@@ -10198,6 +10201,60 @@ pub struct TraceStep {
     /// Its edited parts, from the ledger: `value`, `key` and `headers`.
     #[prost(string, repeated, tag = "17")]
     pub edited: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct GetJobOutcomesRequest {
+    /// The id of the job.
+    #[prost(string, tag = "1")]
+    pub id: ::prost::alloc::string::String,
+    /// The topic of the job, as `Job.topic` says: the answer then has an outcome for each pipeline with this source. If empty, for each
+    /// pipeline in which a record of the job is known.
+    #[prost(string, tag = "2")]
+    pub topic: ::prost::alloc::string::String,
+}
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct GetJobOutcomesResponse {
+    /// By pipeline, only of those that the caller may see. Empty if no such pipeline has the topic, or knows the job.
+    #[prost(message, repeated, tag = "1")]
+    pub outcomes: ::prost::alloc::vec::Vec<JobOutcome>,
+}
+/// What has become of a job in a pipeline. Each state but UNKNOWN is proven by a record that was in Kafka at `as_of`.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct JobOutcome {
+    #[prost(string, tag = "1")]
+    pub pipeline: ::prost::alloc::string::String,
+    #[prost(enumeration = "JobOutcomeState", tag = "2")]
+    pub state: i32,
+    /// Of UNKNOWN, why; of DISPATCHED, what is missing.
+    #[prost(string, tag = "3")]
+    pub reason: ::prost::alloc::string::String,
+    /// The newest record of the job: the result, the dead letter, or the copy that waits or is processed. Of UNKNOWN, the last one that was
+    /// seen, if any.
+    #[prost(message, optional, tag = "4")]
+    pub position: ::core::option::Option<Position>,
+    /// The number of failed attempts.
+    #[prost(uint32, tag = "5")]
+    pub attempts: u32,
+    /// When the next attempt is due, of WAITING.
+    #[prost(message, optional, tag = "6")]
+    pub due_at: ::core::option::Option<::prost_types::Timestamp>,
+    /// Where it waits: `due`, `scheduler`, or a tier such as `30s`; empty in other states.
+    #[prost(string, tag = "7")]
+    pub place: ::prost::alloc::string::String,
+    /// Of the last failure, of WAITING and DEAD. TraceRecord has the message.
+    #[prost(string, tag = "8")]
+    pub error_class: ::prost::alloc::string::String,
+    #[prost(string, tag = "9")]
+    pub error_code: ::prost::alloc::string::String,
+    /// When the newest record was written.
+    #[prost(message, optional, tag = "10")]
+    pub time: ::core::option::Option<::prost_types::Timestamp>,
+    /// The answer is about this moment.
+    #[prost(message, optional, tag = "11")]
+    pub as_of: ::core::option::Option<::prost_types::Timestamp>,
+    /// The dead letter was discarded.
+    #[prost(bool, tag = "12")]
+    pub discarded: bool,
 }
 /// Which records come first. Records without this value are last.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, ::prost::Enumeration)]
@@ -10343,6 +10400,54 @@ impl TraceEvent {
         }
     }
 }
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, ::prost::Enumeration)]
+#[repr(i32)]
+pub enum JobOutcomeState {
+    Unspecified = 0,
+    /// Nothing is proven, see `reason`: retention has removed its records or the server has forgotten the job, it succeeded in a pipeline
+    /// without results, or a foreign worker does not use the group of the pipeline, or drops the header `job-id`.
+    Unknown = 1,
+    /// In the source, and no worker of the pipeline is running.
+    Dispatched = 2,
+    /// In the source or the due topic, and the workers that are running have not completed it: an attempt is queued or in progress.
+    Running = 3,
+    /// It waits for retry `attempts`, or, if `attempts` is 0, for its throttled first attempt.
+    Waiting = 4,
+    /// It has a result.
+    Succeeded = 5,
+    /// It is a dead letter.
+    Dead = 6,
+}
+impl JobOutcomeState {
+    /// String value of the enum field names used in the ProtoBuf definition.
+    ///
+    /// The values are not transformed in any way and thus are considered stable
+    /// (if the ProtoBuf definition does not change) and safe for programmatic use.
+    pub fn as_str_name(&self) -> &'static str {
+        match self {
+            Self::Unspecified => "JOB_OUTCOME_STATE_UNSPECIFIED",
+            Self::Unknown => "JOB_OUTCOME_STATE_UNKNOWN",
+            Self::Dispatched => "JOB_OUTCOME_STATE_DISPATCHED",
+            Self::Running => "JOB_OUTCOME_STATE_RUNNING",
+            Self::Waiting => "JOB_OUTCOME_STATE_WAITING",
+            Self::Succeeded => "JOB_OUTCOME_STATE_SUCCEEDED",
+            Self::Dead => "JOB_OUTCOME_STATE_DEAD",
+        }
+    }
+    /// Creates an enum from field names used in the ProtoBuf definition.
+    pub fn from_str_name(value: &str) -> ::core::option::Option<Self> {
+        match value {
+            "JOB_OUTCOME_STATE_UNSPECIFIED" => Some(Self::Unspecified),
+            "JOB_OUTCOME_STATE_UNKNOWN" => Some(Self::Unknown),
+            "JOB_OUTCOME_STATE_DISPATCHED" => Some(Self::Dispatched),
+            "JOB_OUTCOME_STATE_RUNNING" => Some(Self::Running),
+            "JOB_OUTCOME_STATE_WAITING" => Some(Self::Waiting),
+            "JOB_OUTCOME_STATE_SUCCEEDED" => Some(Self::Succeeded),
+            "JOB_OUTCOME_STATE_DEAD" => Some(Self::Dead),
+            _ => None,
+        }
+    }
+}
 /// Generated client implementations.
 pub mod waiting_service_client {
     #![allow(
@@ -10356,7 +10461,7 @@ pub mod waiting_service_client {
     use tonic::codegen::http::Uri;
     /// The failed records that wait for their next attempt, and the life of single records. Answers contain no values and user headers.
     ///
-    /// Nothing is indexed: each call reads topics of Kafka, and sends its progress until it sends its answer, with which the stream ends. A
+    /// Except for GetJobOutcomes, nothing is indexed: each call reads topics of Kafka, and sends its progress until it sends its answer, with which the stream ends. A
     /// server reads for two calls at the same time. Others wait up to 10 seconds, and then fail with RESOURCE_EXHAUSTED (TOO_MANY_SCANS). A
     /// scan ends after 10 minutes with DEADLINE_EXCEEDED (SCAN_TOO_LONG). UNAVAILABLE (KAFKA_UNAVAILABLE): Kafka does not answer.
     ///
@@ -10521,6 +10626,35 @@ pub mod waiting_service_client {
                 .insert(GrpcMethod::new("redeliver.v1.WaitingService", "TraceRecord"));
             self.inner.server_streaming(req, path, codec).await
         }
+        /// What has become of a job since its dispatch, in each pipeline whose source is the topic of an application.
+        ///
+        /// Read from an index in the memory of this server, and verified in Kafka at the time of the call. `JobService` knows the job itself.
+        pub async fn get_job_outcomes(
+            &mut self,
+            request: impl tonic::IntoRequest<super::GetJobOutcomesRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::GetJobOutcomesResponse>,
+            tonic::Status,
+        > {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/redeliver.v1.WaitingService/GetJobOutcomes",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(
+                    GrpcMethod::new("redeliver.v1.WaitingService", "GetJobOutcomes"),
+                );
+            self.inner.unary(req, path, codec).await
+        }
     }
 }
 /// Generated server implementations.
@@ -10578,10 +10712,20 @@ pub mod waiting_service_server {
             tonic::Response<Self::TraceRecordStream>,
             tonic::Status,
         >;
+        /// What has become of a job since its dispatch, in each pipeline whose source is the topic of an application.
+        ///
+        /// Read from an index in the memory of this server, and verified in Kafka at the time of the call. `JobService` knows the job itself.
+        async fn get_job_outcomes(
+            &self,
+            request: tonic::Request<super::GetJobOutcomesRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::GetJobOutcomesResponse>,
+            tonic::Status,
+        >;
     }
     /// The failed records that wait for their next attempt, and the life of single records. Answers contain no values and user headers.
     ///
-    /// Nothing is indexed: each call reads topics of Kafka, and sends its progress until it sends its answer, with which the stream ends. A
+    /// Except for GetJobOutcomes, nothing is indexed: each call reads topics of Kafka, and sends its progress until it sends its answer, with which the stream ends. A
     /// server reads for two calls at the same time. Others wait up to 10 seconds, and then fail with RESOURCE_EXHAUSTED (TOO_MANY_SCANS). A
     /// scan ends after 10 minutes with DEADLINE_EXCEEDED (SCAN_TOO_LONG). UNAVAILABLE (KAFKA_UNAVAILABLE): Kafka does not answer.
     ///
@@ -10801,6 +10945,52 @@ pub mod waiting_service_server {
                                 max_encoding_message_size,
                             );
                         let res = grpc.server_streaming(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/redeliver.v1.WaitingService/GetJobOutcomes" => {
+                    #[allow(non_camel_case_types)]
+                    struct GetJobOutcomesSvc<T: WaitingService>(pub Arc<T>);
+                    impl<
+                        T: WaitingService,
+                    > tonic::server::UnaryService<super::GetJobOutcomesRequest>
+                    for GetJobOutcomesSvc<T> {
+                        type Response = super::GetJobOutcomesResponse;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::GetJobOutcomesRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as WaitingService>::get_job_outcomes(&inner, request)
+                                    .await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = GetJobOutcomesSvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
                         Ok(res)
                     };
                     Box::pin(fut)

@@ -117,6 +117,7 @@ fn ids(text: &str) -> Vec<Found> {
     }
     if text.parse::<JobId>().is_ok() {
         add("job", segment("/jobs", text));
+        add("trace", address("/trace", &[("position", text)]));
     }
     found
 }
@@ -156,7 +157,10 @@ mod tests {
         );
         assert_eq!(
             links("01JBX5W7Z3N8V2K4M6P8Q0R2T4"),
-            ["/jobs/01JBX5W7Z3N8V2K4M6P8Q0R2T4"]
+            [
+                "/jobs/01JBX5W7Z3N8V2K4M6P8Q0R2T4",
+                "/trace?position=01JBX5W7Z3N8V2K4M6P8Q0R2T4"
+            ]
         );
         assert!(links("orders").is_empty());
     }

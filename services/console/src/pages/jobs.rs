@@ -3,7 +3,9 @@
 use askama::Template;
 use axum::response::Response;
 use redeliver_client::JobId;
-use redeliver_client::messages::{Application, Job, ListJobsRequest, Stats};
+use redeliver_client::messages::{
+    Application, Job, JobOutcome, JobOutcomeState, JobState, ListJobsRequest, Stats,
+};
 use serde::Deserialize;
 
 use crate::access::{Access, Actions};
@@ -127,12 +129,43 @@ struct One {
     frame: Frame,
     job: Job,
     data: Option<Shown>,
+    /// What has become of a job that was dispatched, from the inspector.
+    outcomes: Vec<JobOutcome>,
     buttons: Actions,
 }
 
 impl One {
     fn state(&self) -> String {
         self.job.state().name().unwrap_or_default()
+    }
+}
+
+/// The page about the newest record of a job: that of the dead letter, or the trace.
+fn link(outcome: &JobOutcome, id: &str) -> String {
+    match outcome.state() {
+        JobOutcomeState::Dead => super::letters::link(outcome.position.as_ref()),
+        _ => address("/trace", &[("position", id)]),
+    }
+}
+
+async fn outcomes(backend: &Backend, job: &Job, id: JobId) -> Vec<JobOutcome> {
+    let unknown = |reason: String| JobOutcome {
+        state: JobOutcomeState::Unknown.into(),
+        reason,
+        ..JobOutcome::default()
+    };
+    if job.state() != JobState::Dispatched {
+        return Vec::new();
+    }
+    match backend.waiting().job_outcomes(id, &job.topic).await {
+        Ok(outcomes) if outcomes.is_empty() => {
+            vec![unknown(format!(
+                "no pipeline that you may see has the source {}",
+                job.topic
+            ))]
+        }
+        Ok(outcomes) => outcomes,
+        Err(error) => vec![unknown(Problem::from(error).detail)],
     }
 }
 
@@ -152,6 +185,7 @@ async fn show(backend: &Backend, id: &str) -> Response {
                 frame: Frame::new(SECTION, format!("Job {id}"))
                     .command(Command::new("jobs get").argument(id)),
                 data: (!job.data.is_empty()).then(|| Shown::of(&job.data)),
+                outcomes: outcomes(backend, &job, parsed).await,
                 buttons: access.actions(super::act::job(&job)),
                 job,
             };

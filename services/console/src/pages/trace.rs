@@ -6,11 +6,11 @@ use askama::Template;
 use askama::filters::Safe;
 use axum::http::StatusCode;
 use axum::response::Response;
-use redeliver_client::Timestamp;
 use redeliver_client::convert::{from_duration, time};
 use redeliver_client::messages::{
     PipelineTrace, Position, TraceEvent, TraceOutcome, TraceRecordRequest, TraceStep,
 };
+use redeliver_client::{JobId, Timestamp};
 use serde::Deserialize;
 
 use crate::backend::Backend;
@@ -147,14 +147,17 @@ pub(crate) async fn page(backend: Backend, Query(parameters): Query<Parameters>)
         };
         return respond(&page, StatusCode::OK);
     }
-    let Some(position) = position(&parameters.position) else {
-        let problem = "A position is TOPIC/PARTITION/OFFSET, such as orders/3/1207.";
+    let text = parameters.position.trim();
+    let mut request = TraceRecordRequest::default();
+    if text.parse::<JobId>().is_ok() {
+        text.clone_into(&mut request.job_id);
+    } else if let Some(position) = position(text) {
+        request.position = Some(position);
+    } else {
+        let problem =
+            "A position is TOPIC/PARTITION/OFFSET, such as orders/3/1207; the id of a job has 26 characters.";
         return Failed::respond(SECTION, Problem::invalid(problem));
-    };
-    let request = TraceRecordRequest {
-        position: Some(position),
-        ..TraceRecordRequest::default()
-    };
+    }
     let traces = backend.waiting().trace(request, |_| {}).await;
     let page = Page {
         frame: frame.command(Command::new("trace").argument(parameters.position.trim())),

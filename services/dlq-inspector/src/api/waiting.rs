@@ -88,6 +88,15 @@ impl WaitingService for Api {
         let stream = self.trace(&viewer, request.into_inner());
         self.observe("TraceRecord", stream).await
     }
+
+    async fn get_job_outcomes(
+        &self,
+        request: Request<v1::GetJobOutcomesRequest>,
+    ) -> Result<Response<v1::GetJobOutcomesResponse>, Status> {
+        let viewer = self.viewer(&request)?;
+        let response = self.job_outcomes(&viewer, request.get_ref());
+        self.observe("GetJobOutcomes", response).await
+    }
 }
 
 impl Api {
@@ -212,7 +221,14 @@ impl Api {
         request: v1::TraceRecordRequest,
     ) -> Result<ResponseStream<v1::TraceRecordResponse>, Status> {
         use v1::trace_record_response::Event;
-        let position = requested_position(request.position)?;
+        let position = match (&*request.job_id, request.position) {
+            ("", position) => requested_position(position)?,
+            (id, None) => self.position_of_job(viewer, id)?,
+            (_, Some(_)) => {
+                let problem = "must not be set together with job_id";
+                return Err(invalid("position", problem, "POSITION_INVALID", []));
+            }
+        };
         let pipelines = self.pipelines(viewer, &request.pipeline)?;
         if pipelines.is_empty() {
             // Says nothing about what exists.

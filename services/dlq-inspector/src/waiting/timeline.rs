@@ -105,7 +105,7 @@ impl fmt::Display for Location {
 
 impl Location {
     /// The place in a life of copies with equal attempts and times.
-    fn rank(self) -> u8 {
+    pub(crate) fn rank(self) -> u8 {
         match self {
             Self::Topic(TopicRole::Tier(_)) | Self::Scheduler => 0,
             Self::Topic(TopicRole::Due | TopicRole::Source) => 1,

@@ -1,8 +1,9 @@
 //! A job as text and as JSON.
 
 use redeliver_client::convert::time;
-use redeliver_client::messages::Job;
+use redeliver_client::messages::{Job, JobOutcome};
 
+use super::outcome;
 use crate::output::{Json, block, fields, header_lines, object};
 
 /// Limit of the data in text output, in bytes.
@@ -12,7 +13,8 @@ fn has_ended(job: &Job) -> bool {
     time(job.ended_at).is_some()
 }
 
-pub(super) fn as_text(job: &Job) -> String {
+pub(super) fn as_text(job: &Job, outcomes: &[JobOutcome]) -> String {
+    let outcome: Vec<String> = outcomes.iter().map(outcome::as_text).collect();
     let mut text = fields(&[
         ("id", &job.id),
         ("app", &job.app),
@@ -28,13 +30,14 @@ pub(super) fn as_text(job: &Job) -> String {
         ("occurrence", &job.occurrence),
         ("topic", &job.topic),
         ("key", &job.key),
+        ("outcome", &outcome.join("; ")),
     ]);
     if !job.headers.is_empty() {
         text += "\nheaders\n";
         text += &header_lines(&job.headers);
     }
     // The scheduler does not keep the data of a job that has ended.
-    if !has_ended(job) {
+    if !has_ended(job) && outcomes.is_empty() {
         text += &format!("\ndata, {} bytes\n", job.data.len());
         text += &block(&job.data, SHOWN);
     }
@@ -108,7 +111,7 @@ data, 7 bytes
 {{\"a\":1}}",
             job().id
         );
-        assert_eq!(as_text(&job()), expected);
+        assert_eq!(as_text(&job(), &[]), expected);
         let value = as_json(&job());
         assert_eq!(
             (&value["data"], &value["key"]),
@@ -125,7 +128,7 @@ data, 7 bytes
             headers: Vec::new(),
             ..job()
         };
-        let text = as_text(&ended);
+        let text = as_text(&ended, &[]);
         assert!(
             text.contains("ended at         2025-11-21T11:01:40.003Z\n") && !text.contains("data"),
             "{text}"

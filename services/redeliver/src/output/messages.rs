@@ -45,6 +45,7 @@ shown!(
     DeadLetter,
     Group,
     Job,
+    JobOutcome,
     PipelineTrace,
     Redrive,
     RedriveItem,

@@ -229,6 +229,10 @@ impl World {
             ("RedriveService.GetRedrivePreview", json!({ "id": job })),
             ("RedriveService.ListRedriveItems", json!({ "id": job })),
             ("RedriveService.ListRedrives", json!({})),
+            (
+                "WaitingService.GetJobOutcomes",
+                json!({ "id": "01KAJQ6Z2B0003000000000A7X" }),
+            ),
             ("WaitingService.GetWaitingStats", json!({})),
             ("WaitingService.ListWaiting", json!({})),
             (

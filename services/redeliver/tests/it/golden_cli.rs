@@ -118,7 +118,7 @@ fn wrong_usage_names_valid_values() {
         ),
         (
             "trace a",
-            "is not topic/partition/offset, such as crawl-jobs-dlq/3/1024\n",
+            "is not topic/partition/offset, such as crawl-jobs-dlq/3/1024, and not the id of a job\n",
         ),
         (
             "dlq ls --server ftp://inspector:50051",

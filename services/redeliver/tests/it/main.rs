@@ -38,6 +38,7 @@ mod long_wait;
 mod metrics;
 mod msk_iam;
 mod ordering;
+mod outcomes;
 mod polyglot;
 mod raw;
 mod recreated;

@@ -24,7 +24,8 @@ pub(crate) struct Services {
 
 impl Services {
     /// Creates the configuration and the topics. Bodies that contain `hopeless` fail permanently, those with `busy` fail at
-    /// each attempt, those with `shaky` fail at the first one, and those with `later` must be retried in an hour.
+    /// each attempt, those with `shaky` fail at the first one, those with `later` must be retried in an hour, and those with `slow`
+    /// get no answer.
     pub(crate) fn new(name: &str) -> Self {
         let data = Scratch::new("inspector").unwrap();
         let address = || format!("127.0.0.1:{}", free_port());
@@ -39,6 +40,8 @@ impl Services {
             } else if body.contains("later") {
                 let hour = vec![("retry-after".to_owned(), "3600".to_owned())];
                 Reply::Status(429, hour, "not now".into())
+            } else if body.contains("slow") {
+                Reply::Hang
             } else {
                 Reply::ok(request.body.clone())
             }

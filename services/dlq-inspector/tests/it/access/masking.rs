@@ -337,6 +337,7 @@ async fn no_method_answers_what_is_masked() {
             format!("pipelines.{pipeline}.retry"),
             "{ tiers: [2h] }".to_owned(),
         ),
+        ("scheduler.apps.shop.topic".to_owned(), pipeline.clone()),
     ] {
         callers.env.base.set(&key, &value);
     }
@@ -424,6 +425,10 @@ async fn no_method_answers_what_is_masked() {
             position: Some(position),
             ..v1::TraceRecordRequest::default()
         }
+    };
+    let outcomes = v1::GetJobOutcomesRequest {
+        id: "01KAJQ6Z2B0003000000000A7X".to_owned(),
+        topic: pipeline.clone(),
     };
     let change_job = || {
         let change = v1::ChangeRedriveRequest {
@@ -595,6 +600,7 @@ async fn no_method_answers_what_is_masked() {
             "WaitingService/GetWaitingStats",
             v1::GetWaitingStatsRequest::default().encode_to_vec(),
         ),
+        ("WaitingService/GetJobOutcomes", outcomes.encode_to_vec()),
         (
             "WaitingService/TraceRecord",
             position(&format!("{pipeline}-retry-2h")).encode_to_vec(),

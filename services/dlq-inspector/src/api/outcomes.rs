@@ -1,0 +1,349 @@
+//! `GetJobOutcomes`.
+
+use std::sync::Arc;
+
+use redeliver_core::pipeline::{TopicRole, is_topic_name, parse_retry_topic};
+use redeliver_core::{JobId, Pipeline, Position, Record, Timestamp};
+use redeliver_kafka::reader::ReadError;
+use redeliver_proto::convert::{time_of_record, to_timestamp};
+use redeliver_proto::error::{invalid, status};
+use redeliver_proto::{long_wait, v1};
+use tonic::{Code, Status};
+use v1::JobOutcomeState as State;
+
+use super::{Api, bounded, kafka_unavailable, query_failed, shutting_down};
+use crate::access::Viewer;
+use crate::index;
+use crate::job_outcomes::Known;
+use crate::job_outcomes::copy::JobCopy;
+use crate::job_outcomes::progress::Progress;
+use crate::ledger;
+use crate::letter::content_hash;
+use crate::waiting::facts::Visible;
+use crate::waiting::timeline::Location;
+
+/// How often a call looks again, because the record moves on meanwhile.
+const LOOKS: usize = 4;
+
+/// What a known copy proves.
+enum Examined {
+    Proven(Box<v1::JobOutcome>),
+    /// Nothing, for this reason, unless a later copy is found.
+    Passed(String),
+}
+
+impl Api {
+    pub(super) async fn job_outcomes(
+        &self,
+        viewer: &Viewer,
+        request: &v1::GetJobOutcomesRequest,
+    ) -> Result<v1::GetJobOutcomesResponse, Status> {
+        let id = parse(&request.id)?;
+        if !request.topic.is_empty() && !is_topic_name(&request.topic) {
+            return Err(invalid(
+                "topic",
+                "is not the name of a topic",
+                "TOPIC_INVALID",
+                [],
+            ));
+        }
+        let is_asked = |number: u16, pipeline: &Pipeline| match &*request.topic {
+            "" => self.outcomes.find(number, id).is_some(),
+            topic => *pipeline.source == *topic,
+        };
+        let pipelines = self.outcomes.pipelines().filter(|(number, pipeline)| {
+            viewer.sees(&pipeline.dead_letter_topic()) && is_asked(*number, pipeline)
+        });
+        let mut outcomes = Vec::new();
+        for (number, pipeline) in pipelines {
+            check_mask(viewer, &pipeline.dead_letter_topic())?;
+            outcomes.push(self.outcome_in(viewer, number, pipeline, id).await?);
+        }
+        Ok(v1::GetJobOutcomesResponse { outcomes })
+    }
+
+    /// The position of a copy of a job in one of the pipelines that the caller sees.
+    pub(super) fn position_of_job(&self, viewer: &Viewer, id: &str) -> Result<Position, Status> {
+        let job = parse(id)?;
+        let mut known = self.outcomes.pipelines().filter_map(|(number, pipeline)| {
+            let topic = pipeline.dead_letter_topic();
+            let known = viewer.sees(&topic).then(|| self.outcomes.find(number, job))?;
+            Some((topic, known?.position))
+        });
+        let Some((topic, position)) = known.next() else {
+            let text = format!("no record of the job {job} is known in a pipeline");
+            return Err(status(Code::NotFound, text, "RECORD_NOT_FOUND", []));
+        };
+        check_mask(viewer, &topic).map(|()| position)
+    }
+
+    async fn outcome_in(
+        &self,
+        viewer: &Viewer,
+        number: u16,
+        pipeline: &Pipeline,
+        id: JobId,
+    ) -> Result<v1::JobOutcome, Status> {
+        let unknown = |reason: String, known: Option<&Known>| v1::JobOutcome {
+            pipeline: pipeline.name.to_string(),
+            state: State::Unknown.into(),
+            reason,
+            position: known.map(|known| (&known.position).into()),
+            as_of: Some(to_timestamp(self.clock.now())),
+            ..v1::JobOutcome::default()
+        };
+        if !self.outcomes.is_enabled() {
+            return Ok(unknown("dlq_inspector.max_job_outcomes is 0".to_owned(), None));
+        }
+        let Some(since) = self.outcomes.since() else {
+            return Ok(unknown(
+                "the inspector has not read any topics yet".to_owned(),
+                None,
+            ));
+        };
+        // The last copy that was known before the table contained everything.
+        let mut settled: Option<Option<Known>> = None;
+        for _ in 0..LOOKS {
+            let known = self.outcomes.find(number, id);
+            let is_settled = settled.as_ref() == Some(&known);
+            let reason = match &known {
+                None => format!(
+                    "no record of the job is known: none was written since {since}, retention has removed it, or \
+                     newer jobs have taken its place (dlq_inspector.max_job_outcomes)"
+                ),
+                Some(known) if known.is_ambiguous => {
+                    let reason = format!("several records name this job, such as {}", known.position);
+                    return Ok(unknown(reason, Some(known)));
+                }
+                Some(known) => match self
+                    .examine(viewer, pipeline, id, &known.position, is_settled)
+                    .await?
+                {
+                    Examined::Proven(outcome) => return Ok(*outcome),
+                    Examined::Passed(reason) => reason,
+                },
+            };
+            if is_settled {
+                return Ok(unknown(reason, known.as_ref()));
+            }
+            let outcomes = self.outcomes.clone();
+            if !self
+                .outcomes
+                .ask(move || outcomes.catch_up(number))
+                .await
+                .map_err(failed)?
+            {
+                let reason = "the inspector has not read all records of the pipeline yet".to_owned();
+                return Ok(unknown(reason, known.as_ref()));
+            }
+            settled = Some(known);
+        }
+        Ok(unknown(
+            "its records move on too fast; ask again".to_owned(),
+            None,
+        ))
+    }
+
+    /// What a known copy proves. `is_settled`: a moment ago, no later copy existed.
+    async fn examine(
+        &self,
+        viewer: &Viewer,
+        pipeline: &Pipeline,
+        id: JobId,
+        position: &Position,
+        is_settled: bool,
+    ) -> Result<Examined, Status> {
+        let now = self.clock.now();
+        let stored = self.lookups.get(vec![position.clone()]).await;
+        let stored = stored.map_err(|error| kafka_unavailable(&error))?;
+        let record = stored.into_iter().flatten().next().map(|stored| stored.record);
+        let found = record.and_then(|record| {
+            let (location, record) = located(pipeline, record)?;
+            let copy = JobCopy::read(pipeline, location, &record)?;
+            (copy.id == id).then_some((location, record, copy.age))
+        });
+        let Some((location, record, age)) = found else {
+            return Ok(Examined::Passed(format!(
+                "{position} is not in Kafka any more: retention has removed it, or its topic was created again"
+            )));
+        };
+        let (mut discarded, mut reason) = (false, String::new());
+        let state = match location {
+            Location::Topic(TopicRole::Output) => State::Succeeded,
+            Location::Topic(TopicRole::DeadLetter) => {
+                let at = position.clone();
+                let letter = self
+                    .pool
+                    .query(move |connection| index::get(connection, &at))
+                    .await;
+                let letter = letter.map_err(|error| query_failed(&error))?;
+                let letter = letter.filter(|letter| letter.content == content_hash(&record));
+                match letter.map(|letter| letter.state) {
+                    Some(ledger::State::Redriven) => {
+                        return Ok(Examined::Passed(format!(
+                            "the dead letter {position} was redriven, and no later record of the job is known in the pipeline"
+                        )));
+                    }
+                    state => discarded = state == Some(ledger::State::Discarded),
+                }
+                State::Dead
+            }
+            Location::Scheduler if is_settled => State::Waiting,
+            Location::Scheduler => return Ok(Examined::Passed(String::new())),
+            Location::Topic(role) => {
+                let progress = self.progress(pipeline, role, position).await?;
+                match judge(pipeline, role, position, progress) {
+                    Ok(state) => state,
+                    Err(reason) => return Ok(Examined::Passed(reason)),
+                }
+            }
+        };
+        if state == State::Dispatched {
+            "no worker of the pipeline is running".clone_into(&mut reason);
+        }
+        let mask = viewer.mask(&pipeline.dead_letter_topic());
+        let facts = Visible::of(&record, &mask).facts(&record, false, now);
+        let has_failed = matches!(state, State::Waiting | State::Dead);
+        let text = |text: Option<String>| text.filter(|_| has_failed).unwrap_or_default();
+        let is_waiting = state == State::Waiting;
+        let due = (is_waiting && age.due != 0).then(|| Timestamp::from_millis(age.due));
+        let place = is_waiting.then(|| location.to_string());
+        Ok(Examined::Proven(Box::new(v1::JobOutcome {
+            pipeline: pipeline.name.to_string(),
+            state: state.into(),
+            reason,
+            position: Some(position.into()),
+            attempts: age.attempts.into(),
+            due_at: due.and_then(time_of_record),
+            place: place.unwrap_or_default(),
+            error_class: text(facts.class),
+            error_code: text(facts.code),
+            time: facts.written.and_then(time_of_record),
+            as_of: Some(to_timestamp(now)),
+            discarded,
+        })))
+    }
+
+    /// How far the group is that reads the topic of a copy. Only whether a worker is running matters.
+    async fn progress(
+        &self,
+        pipeline: &Pipeline,
+        role: TopicRole,
+        position: &Position,
+    ) -> Result<Progress, Status> {
+        let group = pipeline
+            .reading_group(role, &self.kafka.id_prefix)
+            .unwrap_or_default();
+        let needs_members = matches!(role, TopicRole::Source | TopicRole::Due);
+        let (outcomes, position) = (self.outcomes.clone(), position.clone());
+        let asked = self
+            .outcomes
+            .ask(move || outcomes.progress(&group, &position, needs_members));
+        asked.await.map_err(failed)
+    }
+}
+
+/// What a copy proves that a group reads, or why it proves nothing.
+fn judge(
+    pipeline: &Pipeline,
+    role: TopicRole,
+    position: &Position,
+    progress: Progress,
+) -> Result<State, String> {
+    if !progress.is_unread {
+        let lost = match pipeline.output.is_none() || pipeline.drops_results {
+            true => "the job has succeeded without a result",
+            false => "its result lacks the header job-id",
+        };
+        return Err(format!(
+            "{position} is complete and no later record is known: {lost}, or retention has removed what follows"
+        ));
+    }
+    match role {
+        TopicRole::Tier(_) => Ok(State::Waiting),
+        _ if progress.has_members => Ok(State::Running),
+        TopicRole::Due => Ok(State::Waiting),
+        _ if progress.has_begun => Ok(State::Dispatched),
+        _ => Err(format!(
+            "it is in {position}, and no worker of the pipeline is running or has completed anything there; a worker with another group is not seen"
+        )),
+    }
+}
+
+/// Where a record is, unwrapped if it is a command for the scheduler.
+fn located(pipeline: &Pipeline, record: Record) -> Option<(Location, Record)> {
+    let topic: &Arc<str> = &record.position.topic;
+    if pipeline.long_waits.as_ref() == Some(topic) {
+        return Some((Location::Scheduler, long_wait::unwrap(&pipeline.name, &record)?));
+    }
+    let mut topics = pipeline.topics().into_iter();
+    let role = match topics.find(|(of, _)| of == topic) {
+        Some((_, role)) => role,
+        // That of a retired pipeline.
+        None if *topic == pipeline.source => TopicRole::Source,
+        // Its settings were changed.
+        None => match parse_retry_topic(topic)? {
+            (name, tier) if *name == *pipeline.name => tier.map_or(TopicRole::Due, TopicRole::Tier),
+            _ => return None,
+        },
+    };
+    Some((Location::Topic(role), record))
+}
+
+/// As for a trace: positions tell where a record comes from.
+fn check_mask(viewer: &Viewer, topic: &str) -> Result<(), Status> {
+    let mask = viewer.mask(topic);
+    match mask.hides_origin() || mask.hides_job() {
+        true => viewer.require_unmasked(topic),
+        false => Ok(()),
+    }
+}
+
+fn parse(id: &str) -> Result<JobId, Status> {
+    id.parse()
+        .map_err(|error| invalid("id", format!("`{}` {error}", bounded(id)), "ID_INVALID", []))
+}
+
+/// Kafka did not answer, or (`None`) the process is ending.
+fn failed(error: Option<ReadError>) -> Status {
+    error.map_or_else(shutting_down, |error| kafka_unavailable(&error))
+}
+
+#[cfg(test)]
+mod tests {
+    use redeliver_core::HumanDuration;
+    use redeliver_testkit::record_at;
+
+    use super::*;
+
+    #[test]
+    fn only_offsets_prove_running() {
+        let pipeline = Pipeline::new("jobs");
+        let position = record_at("jobs", 0, 7).position;
+        let state = |role, is_unread, has_begun, has_members| {
+            let progress = Progress {
+                is_unread,
+                has_begun,
+                has_members,
+            };
+            judge(&pipeline, role, &position, progress).ok()
+        };
+        let tier = TopicRole::Tier(HumanDuration::from_secs(5));
+        for (role, is_unread, has_begun, has_members, expected) in [
+            (TopicRole::Source, true, true, true, Some(State::Running)),
+            (TopicRole::Source, true, false, true, Some(State::Running)),
+            (TopicRole::Source, true, true, false, Some(State::Dispatched)),
+            // A foreign worker with a group of its own looks like this.
+            (TopicRole::Source, true, false, false, None),
+            (TopicRole::Source, false, true, true, None),
+            (TopicRole::Due, true, false, true, Some(State::Running)),
+            (TopicRole::Due, true, true, false, Some(State::Waiting)),
+            (TopicRole::Due, false, true, true, None),
+            (tier, true, false, false, Some(State::Waiting)),
+            (tier, false, true, false, None),
+        ] {
+            let found = state(role, is_unread, has_begun, has_members);
+            assert_eq!(found, expected, "{role:?} {is_unread} {has_begun} {has_members}");
+        }
+    }
+}
