@@ -49,8 +49,10 @@ pub struct StoredRecord {
 pub enum Found {
     /// Its record.
     Record(StoredRecord),
-    /// Kafka has deleted its record, and will not return it any more.
+    /// Kafka has deleted its record with all before it, and will not return it any more.
     Deleted,
+    /// Kafka has no record there, but those around it: it was compacted, or its transaction was aborted.
+    Compacted,
     /// The broker does not know the partition, or one that ends before the position. Its metadata may be old, or the topic another one by now.
     Unknown,
 }
@@ -147,10 +149,24 @@ impl Lookup {
     /// # Errors
     /// If nothing can be read within `timeout`.
     pub fn find(&mut self, positions: &[Position], timeout: Duration) -> Result<Vec<Found>, ReadError> {
-        let mut sought = Vec::<Sought>::new();
+        self.find_within(positions, usize::MAX, timeout)
+    }
+
+    /// As [`Lookup::find`], but ends once the records have this size together, in bytes.
+    ///
+    /// # Errors
+    /// As for [`Lookup::find`].
+    pub fn find_within(
+        &mut self,
+        positions: &[Position],
+        bytes: usize,
+        timeout: Duration,
+    ) -> Result<Vec<Found>, ReadError> {
+        let (mut sought, mut size) = (Vec::<Sought>::new(), 0);
         let all = positions.iter().map(|position| (position, ()));
         let visited = self.visit(all, Instant::now() + timeout, |(), found| {
-            let is_last = matches!(found, Err(Missing::Unknown));
+            size += found.as_ref().map_or(0, |stored| stored.record.size());
+            let is_last = matches!(found, Err(Missing::Unknown)) || size >= bytes;
             sought.push(found);
             if is_last {
                 ControlFlow::Break(())
@@ -340,7 +356,7 @@ impl Lookup {
 fn found_at(sought: Sought, offset: i64, low: Option<i64>) -> Found {
     match sought {
         Ok(stored) => Found::Record(stored),
-        Err(Missing::Passed) => Found::Deleted,
+        Err(Missing::Passed) => Found::Compacted,
         Err(Missing::OutOfRange) if low.is_some_and(|low| offset < low) => Found::Deleted,
         Err(Missing::OutOfRange | Missing::Unknown) => Found::Unknown,
     }
@@ -351,9 +367,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_passed_records_are_deleted() {
+    fn only_records_before_first_are_deleted() {
         for (missing, low, is_deleted) in [
-            (Missing::Passed, None, true),
+            (Missing::Passed, None, false),
             (Missing::OutOfRange, Some(8), true),
             // After the end.
             (Missing::OutOfRange, Some(7), false),

@@ -212,6 +212,17 @@ impl Surveyor {
             .collect())
     }
 
+    /// The ids of these topics; `None` for one that Kafka does not describe to this client. Without those that do not exist. Blocks.
+    ///
+    /// # Errors
+    /// If the broker does not answer.
+    pub fn ids(&self, topics: &[&str]) -> Result<BTreeMap<String, Option<TopicId>>, ReadError> {
+        let clients = self.0.get();
+        let ids = topic_ids(clients.consumer.client(), topics, CALL)
+            .map_err(admin("requesting the ids of topics"))?;
+        Ok(ids.into_iter().map(|(topic, id)| (topic, id.ok())).collect())
+    }
+
     async fn settings(&self, topics: &[Arc<str>]) -> Result<Vec<(String, Vec<ConfigEntry>)>, ReadError> {
         if topics.is_empty() {
             return Ok(Vec::new());

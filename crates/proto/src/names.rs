@@ -29,6 +29,7 @@ names! {
     NextStep: "NEXT_STEP_", None, "_";
     Outcome: "OUTCOME_", None, "_";
     OverviewPart: "OVERVIEW_PART_", Some("other"), "_";
+    PayloadAtOrigin: "PAYLOAD_AT_ORIGIN_", None, " ";
     Priority: "PRIORITY_", Some("normal"), "_";
     ProblemKind: "PROBLEM_KIND_", Some("other"), "_";
     RedriveKind: "REDRIVE_KIND_", Some("unknown"), "_";
@@ -45,6 +46,19 @@ names! {
     TraceEvent: "TRACE_EVENT_", Some("other"), "_";
     TraceOutcome: "TRACE_OUTCOME_", Some("unknown"), "_";
     WaitingOrder: "WAITING_ORDER_", Some("due"), "_";
+}
+
+impl v1::PayloadAtOrigin {
+    /// What is known of the payload at the origin; `None` if the dead letter has its own.
+    #[must_use]
+    pub fn known(self) -> Option<String> {
+        let name = self.name()?;
+        let is_there = self == Self::NotVerified;
+        Some(format!(
+            "{} {name}",
+            if is_there { "payload" } else { "no payload:" }
+        ))
+    }
 }
 
 /// The name of a value that the schema calls so, such as `REDRIVE_STATE_FAILED`; `None` if it means that nothing is set.
@@ -76,6 +90,10 @@ mod tests {
         assert_eq!(v1::MissingReason::NotRead.name(), some("not_read"));
         assert_eq!(v1::HeaderDialect::ShareGroup.name(), some("share_group"));
         assert_eq!(v1::HeaderDialect::Unspecified.name(), None);
+        let known = |state: v1::PayloadAtOrigin| state.known().unwrap_or_default();
+        assert_eq!(known(v1::PayloadAtOrigin::NotVerified), "payload not verified");
+        assert_eq!(known(v1::PayloadAtOrigin::Recreated), "no payload: recreated");
+        assert_eq!(known(v1::PayloadAtOrigin::Unspecified), "");
         assert_eq!(of("NEW_ENUMERATION_VALUE"), some("new_enumeration_value"));
     }
 

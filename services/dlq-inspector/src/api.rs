@@ -7,6 +7,7 @@ mod decoded;
 mod group_changes;
 mod groups;
 mod list;
+mod origin;
 mod outcomes;
 mod overview;
 mod payload;
@@ -571,6 +572,18 @@ fn index_is_damaged() -> Status {
 fn kafka_unavailable(error: &KafkaReadError) -> Status {
     let text = format!("cannot read the record from Kafka: {error}");
     status(Code::Unavailable, text, "KAFKA_UNAVAILABLE", [])
+}
+
+/// Does work that blocks.
+async fn blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> Result<T, Status> {
+    match tokio::task::spawn_blocking(work).await {
+        Ok(done) => Ok(done),
+        Err(error) => match error.try_into_panic() {
+            Ok(panic) => std::panic::resume_unwind(panic),
+            // Cancelled, because the runtime is shutting down.
+            Err(_) => Err(shutting_down()),
+        },
+    }
 }
 
 fn shutting_down() -> Status {

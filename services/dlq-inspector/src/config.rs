@@ -6,6 +6,7 @@ mod redrive;
 mod schema_registry;
 mod webhook;
 
+use std::collections::BTreeMap;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
 
@@ -15,6 +16,8 @@ use redeliver_runtime::config::{
     pointer_problem,
 };
 use serde::{Deserialize, Serialize};
+
+use crate::pattern::Patterns;
 
 pub use self::masking::MaskingRule;
 pub(crate) use self::masking::{Expression, FieldPath, Step};
@@ -58,6 +61,8 @@ pub struct DlqInspectorConfig {
     pub auth: AuthConfig,
     /// Names of dead-letter topics. `*` matches any text.
     pub topics: Vec<String>,
+    /// The topics in which the payloads are that share groups have not copied, by dead-letter topic.
+    pub share_group_sources: BTreeMap<String, Vec<String>>,
     /// The directory of the index, which can be rebuilt at any time.
     pub data_dir: PathBuf,
     /// JSON pointers to the fields of JSON values that filters can use.
@@ -87,6 +92,7 @@ impl Default for DlqInspectorConfig {
             tls: ServerTlsConfig::default(),
             auth: AuthConfig::default(),
             topics: vec!["*-dlq".to_owned(), "scheduler.jobs.dlq".to_owned()],
+            share_group_sources: BTreeMap::new(),
             data_dir: "./data".into(),
             json_fields: Vec::new(),
             masking: Vec::new(),
@@ -142,10 +148,34 @@ impl DlqInspectorConfig {
             );
         }
         self.check_letters(findings);
+        self.check_sources(findings);
         self.redrive.check(findings);
         self.pipeline_audit.check(findings);
         if let Some(webhook) = &self.webhook {
             findings.inside("webhook", |at| webhook.check(at));
+        }
+    }
+
+    fn check_sources(&self, findings: &mut Findings<'_>) {
+        let field = "share_group_sources";
+        let patterns = Patterns::new(&self.topics);
+        for (topic, sources) in &self.share_group_sources {
+            if !patterns.matches(topic) {
+                findings.report(
+                    field,
+                    format!("`{topic}` matches nothing in dlq_inspector.topics"),
+                );
+            }
+            for source in sources {
+                findings.topic(field, source);
+                if source == topic {
+                    findings.report(field, format!("`{topic}` is no source of itself"));
+                }
+            }
+        }
+        let count: usize = self.share_group_sources.values().map(Vec::len).sum();
+        if count > SOURCES {
+            findings.report(field, format!("lists {count} sources; the limit is {SOURCES}"));
         }
     }
 
@@ -163,5 +193,7 @@ impl DlqInspectorConfig {
     }
 }
 
+/// Maximum number of topics in `dlq_inspector.share_group_sources`.
+const SOURCES: usize = 1_000;
 /// Maximum number of `dlq_inspector.json_fields`.
 const JSON_FIELDS: usize = 32;

@@ -29,6 +29,7 @@ mod query;
 mod removal;
 mod row_key;
 mod schema;
+mod sources;
 mod sql;
 mod states;
 mod sweep;
@@ -58,6 +59,7 @@ pub(crate) use query::{
     Page, PageLimit, Unread, count_by_topic, first_and_last, get, list, list_unread, open_by_topic, topics,
 };
 use schema::OpenError;
+pub(crate) use sources::{IndexedSource, read_sources};
 pub use writer::Writer;
 
 /// Opening or writing the index failed.
@@ -169,7 +171,7 @@ pub struct Index {
 }
 
 /// The name of the database file if its contents depend on no settings.
-pub const FILE: &str = "dlq-index-v15.db";
+pub const FILE: &str = "dlq-index-v16.db";
 
 /// What the names of the files of all versions begin with.
 const PREFIX: &str = "dlq-index";

@@ -245,12 +245,14 @@ pub fn mount(host: &mut Host, config: DlqInspectorConfig, listener: Listener) ->
         surveys,
         writer: work_sender,
         contents,
+        sources: config.share_group_sources.clone(),
         waker: waker.clone(),
         shared: shared.clone(),
         part: part.clone(),
         metrics: metrics.clone(),
         stop: stop.clone(),
     };
+    let destinations = Arc::new(redrive::start::destinations(host, &config));
     let surveyor = Surveyor::new(&host.kafka)?;
     let scans = Scans::new(&host.config, &host.kafka, surveyor.clone());
     let outcomes = JobOutcomes::new(&host.config, &host.kafka, config.max_job_outcomes);
@@ -297,11 +299,6 @@ pub fn mount(host: &mut Host, config: DlqInspectorConfig, listener: Listener) ->
         clock: host.clock.clone(),
     }
     .run(stop.clone());
-    let destinations = Arc::new(redrive::start::destinations(
-        host,
-        &config.redrive,
-        &config.topics,
-    ));
     let audit_log = AuditLog::new(&host.config, "dlq-inspector");
     if config.redrive.execute {
         redrive::start::execute(

@@ -47,7 +47,7 @@ fn refuse(mut connection: TcpStream) {
 fn exit_beside_tls_clients_succeeds() {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let broker = listener.local_addr().unwrap().to_string();
-    let (refused, refusals) = mpsc::channel();
+    let (refused, refusals) = mpsc::sync_channel(4 * CLIENTS);
     std::thread::spawn(move || {
         for connection in listener.incoming() {
             refuse(connection.unwrap());
@@ -57,6 +57,8 @@ fn exit_beside_tls_clients_succeeds() {
         }
     });
     for _ in 0..PROCESSES {
+        // Those of the last process.
+        while refusals.try_recv().is_ok() {}
         let mut child = Command::new(std::env::current_exe().unwrap())
             .args(["--exact", "exit::child", "--nocapture", "--quiet"])
             .env(BROKER, &broker)

@@ -266,13 +266,14 @@ async fn deleted_records_are_told_from_unknown() {
         let found = found.into_iter().map(|found| match found {
             Found::Record(stored) => String::from_utf8(stored.record.value.unwrap().to_vec()).unwrap(),
             Found::Deleted => "deleted".to_owned(),
+            Found::Compacted => "compacted".to_owned(),
             Found::Unknown => "unknown".to_owned(),
         });
         found.collect::<Vec<_>>()
     };
     assert_eq!(
         find(&topic, &[0, 1, 2, 3]),
-        ["deleted", "deleted", "v2", "deleted"]
+        ["deleted", "deleted", "v2", "compacted"]
     );
     assert_eq!(find(&topic, &[0, 100_000]), ["deleted", "unknown"]);
     // Nothing is asked after what is unknown.

@@ -2089,6 +2089,9 @@ pub struct DeadLetter {
     /// Whether `headers` lacks the last headers, because they are too large.
     #[prost(bool, tag = "43")]
     pub headers_truncated: bool,
+    /// Only in the response of GetDeadLetter, with the scope dead-letters:payload.
+    #[prost(enumeration = "PayloadAtOrigin", tag = "44")]
+    pub payload_at_origin: i32,
 }
 /// The record that a job has written for a dead letter.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
@@ -2723,6 +2726,53 @@ impl PayloadWithheld {
         }
     }
 }
+/// What is known of the payload of a dead letter that a share group did not copy, and that `dlq_inspector.share_group_sources` finds at its origin.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, ::prost::Enumeration)]
+#[repr(i32)]
+pub enum PayloadAtOrigin {
+    /// It is not such a dead letter.
+    Unspecified = 0,
+    /// Key, value and user headers are those of the record at the origin. It is not verified that this is the record that failed.
+    NotVerified = 1,
+    /// The caller lacks the scope dead-letters:read for the topic of the origin.
+    NoPermission = 2,
+    /// The inspector may not read the topic of the origin.
+    Unreadable = 3,
+    /// As in RedriveOutcome.
+    Recreated = 4,
+    Truncated = 5,
+    Compacted = 6,
+}
+impl PayloadAtOrigin {
+    /// String value of the enum field names used in the ProtoBuf definition.
+    ///
+    /// The values are not transformed in any way and thus are considered stable
+    /// (if the ProtoBuf definition does not change) and safe for programmatic use.
+    pub fn as_str_name(&self) -> &'static str {
+        match self {
+            Self::Unspecified => "PAYLOAD_AT_ORIGIN_UNSPECIFIED",
+            Self::NotVerified => "PAYLOAD_AT_ORIGIN_NOT_VERIFIED",
+            Self::NoPermission => "PAYLOAD_AT_ORIGIN_NO_PERMISSION",
+            Self::Unreadable => "PAYLOAD_AT_ORIGIN_UNREADABLE",
+            Self::Recreated => "PAYLOAD_AT_ORIGIN_RECREATED",
+            Self::Truncated => "PAYLOAD_AT_ORIGIN_TRUNCATED",
+            Self::Compacted => "PAYLOAD_AT_ORIGIN_COMPACTED",
+        }
+    }
+    /// Creates an enum from field names used in the ProtoBuf definition.
+    pub fn from_str_name(value: &str) -> ::core::option::Option<Self> {
+        match value {
+            "PAYLOAD_AT_ORIGIN_UNSPECIFIED" => Some(Self::Unspecified),
+            "PAYLOAD_AT_ORIGIN_NOT_VERIFIED" => Some(Self::NotVerified),
+            "PAYLOAD_AT_ORIGIN_NO_PERMISSION" => Some(Self::NoPermission),
+            "PAYLOAD_AT_ORIGIN_UNREADABLE" => Some(Self::Unreadable),
+            "PAYLOAD_AT_ORIGIN_RECREATED" => Some(Self::Recreated),
+            "PAYLOAD_AT_ORIGIN_TRUNCATED" => Some(Self::Truncated),
+            "PAYLOAD_AT_ORIGIN_COMPACTED" => Some(Self::Compacted),
+            _ => None,
+        }
+    }
+}
 /// Who set the timestamp of a record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, ::prost::Enumeration)]
 #[repr(i32)]
@@ -3084,7 +3134,8 @@ pub mod dead_letter_service_client {
         }
         /// Reads the whole value of a dead letter in chunks. Requires the scope dead-letters:payload, and
         /// dead-letters:unmasked if fields of the value are to be masked but it is not a JSON object or array.
-        /// Errors are those of GetDeadLetter.
+        /// Errors are those of GetDeadLetter. If it is to be read at its origin (PayloadAtOrigin), requires dead-letters:read for that topic;
+        /// FAILED_PRECONDITION (PAYLOAD_NOT_AT_ORIGIN) if it is not there any more.
         pub async fn read_payload(
             &mut self,
             request: impl tonic::IntoRequest<super::ReadPayloadRequest>,
@@ -3364,7 +3415,8 @@ pub mod dead_letter_service_server {
             + 'static;
         /// Reads the whole value of a dead letter in chunks. Requires the scope dead-letters:payload, and
         /// dead-letters:unmasked if fields of the value are to be masked but it is not a JSON object or array.
-        /// Errors are those of GetDeadLetter.
+        /// Errors are those of GetDeadLetter. If it is to be read at its origin (PayloadAtOrigin), requires dead-letters:read for that topic;
+        /// FAILED_PRECONDITION (PAYLOAD_NOT_AT_ORIGIN) if it is not there any more.
         async fn read_payload(
             &self,
             request: tonic::Request<super::ReadPayloadRequest>,
@@ -8211,6 +8263,20 @@ pub struct Redrive {
     /// The edited parts: `value`, `key` and `headers`. Empty: the records are written as they are.
     #[prost(string, repeated, tag = "34")]
     pub edited: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
+    /// The topics in which the payloads are that share groups did not copy, and how many dead letters have theirs there. It is not verified that the record at an
+    /// origin is that of the dead letter. To plan, start and resume the job requires dead-letters:read for these topics.
+    #[prost(message, repeated, tag = "35")]
+    pub origins: ::prost::alloc::vec::Vec<RedriveOrigin>,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct RedriveOrigin {
+    #[prost(string, tag = "1")]
+    pub topic: ::prost::alloc::string::String,
+    #[prost(uint32, tag = "2")]
+    pub count: u32,
+    /// The id of the topic at the time of the plan, in hexadecimal. With another id, nothing is read.
+    #[prost(string, tag = "3")]
+    pub topic_id: ::prost::alloc::string::String,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct RedriveCount {
@@ -8670,7 +8736,8 @@ pub enum RedriveOutcome {
     Discarded = 19,
     /// Skipped: a restore found it OPEN.
     Open = 20,
-    /// Skipped: its payload was left out (see the header payload-omitted), and the record at its origin is gone, is another one, or cannot be recognised or read.
+    /// Skipped: its payload was left out (see the header payload-omitted), and the record at its origin is gone, is another one, or cannot be recognised or read;
+    /// or a share group did not copy it, and its origin is not in `dlq_inspector.share_group_sources`, or cannot be read.
     PayloadOmitted = 21,
     /// Skipped: it has headers that cannot be written as they were, because their names are not UTF-8.
     UnreadableHeaders = 22,
@@ -8687,6 +8754,13 @@ pub enum RedriveOutcome {
     TooOften = 27,
     /// Skipped: the inspector that executes jobs may not write to the destination (Write), or not see it (Describe).
     DestinationDenied = 28,
+    /// Skipped: it has no payload, and the topic of its origin was deleted or created again since it was indexed, or the record there is newer than the dead letter
+    /// by more than a minute. So is the origin in the next two.
+    OriginRecreated = 29,
+    /// Skipped: Kafka has deleted the record at its origin with all records before it, as retention and DeleteRecords do.
+    OriginTruncated = 30,
+    /// Skipped: the record at its origin was compacted, or its transaction was aborted: Kafka has a later one.
+    OriginCompacted = 31,
 }
 impl RedriveOutcome {
     /// String value of the enum field names used in the ProtoBuf definition.
@@ -8711,6 +8785,9 @@ impl RedriveOutcome {
             Self::DestinationMissing => "REDRIVE_OUTCOME_DESTINATION_MISSING",
             Self::TooOften => "REDRIVE_OUTCOME_TOO_OFTEN",
             Self::DestinationDenied => "REDRIVE_OUTCOME_DESTINATION_DENIED",
+            Self::OriginRecreated => "REDRIVE_OUTCOME_ORIGIN_RECREATED",
+            Self::OriginTruncated => "REDRIVE_OUTCOME_ORIGIN_TRUNCATED",
+            Self::OriginCompacted => "REDRIVE_OUTCOME_ORIGIN_COMPACTED",
         }
     }
     /// Creates an enum from field names used in the ProtoBuf definition.
@@ -8734,6 +8811,9 @@ impl RedriveOutcome {
             "REDRIVE_OUTCOME_DESTINATION_MISSING" => Some(Self::DestinationMissing),
             "REDRIVE_OUTCOME_TOO_OFTEN" => Some(Self::TooOften),
             "REDRIVE_OUTCOME_DESTINATION_DENIED" => Some(Self::DestinationDenied),
+            "REDRIVE_OUTCOME_ORIGIN_RECREATED" => Some(Self::OriginRecreated),
+            "REDRIVE_OUTCOME_ORIGIN_TRUNCATED" => Some(Self::OriginTruncated),
+            "REDRIVE_OUTCOME_ORIGIN_COMPACTED" => Some(Self::OriginCompacted),
             _ => None,
         }
     }

@@ -359,6 +359,14 @@ pub(crate) const MUTANTS: &[Mutant] = &[
         )],
     ),
     mutant(
+        "redrive-ignores-the-origin-id",
+        "A redrive reads an uncopied payload from any topic of that name. After a topic was created again, another record is written.",
+        &[unit(
+            INSPECTOR,
+            "redrive::omitted::tests::another_record_is_not_the_uncopied",
+        )],
+    ),
+    mutant(
         "redrive-ignores-the-ledger",
         "A redrive does not look at the state of a dead letter. Two jobs redrive it twice, and discarded ones are redriven.",
         &[unit(

@@ -1,5 +1,7 @@
 //! `ListDeadLetters` and `GetDeadLetter`.
 
+use redeliver_core::Record;
+use redeliver_core::kept::is_editable;
 use redeliver_kafka::lookup::StoredRecord;
 use redeliver_proto::error::invalid;
 use redeliver_proto::page::PAGE_BYTES;
@@ -8,6 +10,7 @@ use redeliver_service::audit::Action;
 use redeliver_service::memory_budget::Reservation;
 use tonic::Status;
 
+use super::origin::AtOrigin;
 use super::token::{PageToken, query_hash};
 use super::value::{self, RecordValue};
 use super::{Api, convert, not_found, query_failed};
@@ -16,6 +19,8 @@ use crate::audit::Disclosure;
 use crate::decoding::MAX_JSON;
 use crate::filter::NumberField;
 use crate::index::{self, Direction, IndexedLetter, Page, PageLimit};
+use crate::letter::headers_size;
+use crate::redrive::omitted;
 
 const DEFAULT_PAGE_SIZE: usize = 50;
 const MAX_PAGE_SIZE: usize = 1000;
@@ -141,8 +146,18 @@ impl Api {
         let completeness = self.completeness();
         let letter = self.find(viewer, &id).await?;
         let decoded = self.schemas.as_ref().map_or(0, |_| MAX_JSON as u64);
-        let memory = self.reserve(viewer, letter.record_size + decoded).await?;
-        let stored = self.record_of(&letter).await?;
+        let mut memory = self.reserve(viewer, letter.record_size + decoded).await?;
+        let mut stored = self.record_of(&letter).await?;
+        let at_origin = match viewer.sees_payloads(&letter.id.topic) {
+            true => self.at_origin(viewer, &letter, &stored.record).await?,
+            false => None,
+        };
+        if let Some(whole) = at_origin.as_ref().and_then(AtOrigin::whole) {
+            drop(memory);
+            let size = letter.record_size + omitted::size(whole) as u64 + headers_size(&whole.headers);
+            memory = self.reserve(viewer, size + decoded).await?;
+            show_origin(&mut stored.record, whole);
+        }
         let value = stored.record.value.clone();
         let completeness = self.completeness_since(&completeness);
         let letters = [&letter];
@@ -155,6 +170,12 @@ impl Api {
         let Some(mut message) = full.await?.pop().flatten() else {
             return Err(not_found(&id));
         };
+        if let Some(at_origin) = at_origin {
+            message.set_payload_at_origin(at_origin.state());
+            if !viewer.mask(&letter.id.topic).has_fields() {
+                message.value_size = value.as_ref().map(|value| value.len() as u64);
+            }
+        }
         if let Some(bytes) = value {
             let topic = letter.id.topic.clone();
             self.decode(viewer, RecordValue { topic, bytes }, &mut message)
@@ -226,6 +247,15 @@ impl Api {
                 Some(convert::full(viewer, letter, &stored?, value, are_states_known))
             })
             .collect())
+    }
+}
+
+/// Adds what is at the origin of a dead letter, without headers that would be taken for its own.
+fn show_origin(letter: &mut Record, whole: &Record) {
+    (letter.key, letter.value) = (whole.key.clone(), whole.value.clone());
+    letter.unreadable_headers += whole.unreadable_headers;
+    for (name, value) in whole.headers.filtered(is_editable).iter() {
+        letter.headers.push(name, value);
     }
 }
 

@@ -7,10 +7,12 @@ use redeliver_service::audit::Action;
 use redeliver_service::memory_budget::Reservation;
 use tonic::Status;
 
+use super::origin::not_there;
 use super::value::{self, RecordValue, ShownValue};
 use super::{Api, ResponseStream};
 use crate::access::Viewer;
 use crate::audit::Disclosure;
+use crate::redrive::omitted;
 
 /// Maximum size of a chunk in bytes.
 const CHUNK: usize = 256 << 10;
@@ -24,11 +26,16 @@ impl Api {
     ) -> Result<(ResponseStream<v1::ReadPayloadResponse>, Reservation), Status> {
         let letter = self.find(viewer, &id).await?;
         viewer.require_payloads(&letter.id.topic)?;
-        let memory = self.reserve(viewer, letter.record_size).await?;
-        let stored = self.record_of(&letter).await?;
+        let mut memory = self.reserve(viewer, letter.record_size).await?;
+        let mut record = self.record_of(&letter).await?.record;
+        if let Some(at_origin) = self.at_origin(viewer, &letter, &record).await? {
+            record = at_origin.required(viewer)?.map_err(not_there)?;
+            drop(memory);
+            memory = self.reserve(viewer, omitted::size(&record) as u64).await?;
+        }
         let value = RecordValue {
             topic: letter.id.topic.clone(),
-            bytes: stored.record.value.unwrap_or_default(),
+            bytes: record.value.unwrap_or_default(),
         };
         let shown = value::shown(viewer, vec![Some(value)]).await?;
         let Some(ShownValue::Shown(mut rest, mut masked_paths)) = shown.into_iter().flatten().next() else {

@@ -273,7 +273,18 @@ impl Api {
                 viewer.require_all(Verb::Operate)?;
             }
         }
-        if job.is_edit() && matches!(change, JobChange::Start(_) | JobChange::Resume) {
+        let begins = matches!(change, JobChange::Start(_) | JobChange::Resume);
+        // As above, does not name one that the caller does not see.
+        if begins
+            && job
+                .spec()
+                .origins
+                .iter()
+                .any(|origin| !viewer.sees(&origin.topic))
+        {
+            viewer.require_all(Verb::Read)?;
+        }
+        if job.is_edit() && begins {
             self.check_accepts_edits()?;
             for source in &sources {
                 viewer.require_editing(source)?;

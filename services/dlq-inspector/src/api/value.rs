@@ -5,7 +5,7 @@ use std::sync::Arc;
 use bytes::Bytes;
 use tonic::Status;
 
-use super::shutting_down;
+use super::blocking;
 use crate::access::Viewer;
 use crate::config::FieldPath;
 use crate::masking::MaskedValue;
@@ -51,14 +51,7 @@ pub(super) async fn shown(
         return Ok(show(viewer, values));
     }
     let viewer = viewer.clone();
-    match tokio::task::spawn_blocking(move || show(&viewer, values)).await {
-        Ok(shown) => Ok(shown),
-        Err(error) => match error.try_into_panic() {
-            Ok(panic) => std::panic::resume_unwind(panic),
-            // Cancelled.
-            Err(_) => Err(shutting_down()),
-        },
-    }
+    blocking(move || show(&viewer, values)).await
 }
 
 fn show(viewer: &Viewer, values: Vec<Option<RecordValue>>) -> Vec<Option<ShownValue>> {

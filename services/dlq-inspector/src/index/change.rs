@@ -30,6 +30,13 @@ pub enum Change {
         /// Its id.
         id: TopicId,
     },
+    /// Stores the id of a topic that has the payloads of dead letters that follow.
+    Source {
+        /// The topic.
+        topic: String,
+        /// Its id.
+        id: TopicId,
+    },
     /// Removes the dead letters below an offset, which Kafka's retention has deleted. They are removed bit by bit, see
     /// [`Writer::remove_slice`](super::Writer::remove_slice).
     Trim {

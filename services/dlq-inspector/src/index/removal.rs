@@ -204,7 +204,7 @@ impl Removals {
             Change::Position { topic, .. } | Change::Identify { topic, .. } | Change::Trim { topic, .. } => {
                 is_removed(topic)
             }
-            Change::Forget { .. } | Change::ForgetLedger => false,
+            Change::Source { .. } | Change::Forget { .. } | Change::ForgetLedger => false,
         }
     }
 
@@ -225,7 +225,11 @@ impl Removals {
                 self.topics.insert(topic.clone());
             }
             Change::ForgetLedger => self.has_ledger = true,
-            Change::Letters(_) | Change::Ledger(_) | Change::Position { .. } | Change::Identify { .. } => {}
+            Change::Letters(_)
+            | Change::Ledger(_)
+            | Change::Position { .. }
+            | Change::Identify { .. }
+            | Change::Source { .. } => {}
         }
     }
 

@@ -5,11 +5,11 @@ use std::path::Path;
 use rusqlite::{Connection, OpenFlags, OptionalExtension as _};
 
 use super::tables::{BodyRow, LetterRow};
-use super::{IndexError, counters, database, entries, group_counts, positions, terms};
+use super::{IndexError, counters, database, entries, group_counts, positions, sources, terms};
 
 /// The version of the schema. It is part of the file's name, see [`super::file_name`]. Increase it with every change of the
 /// tables or of what they contain.
-pub(super) const VERSION: i32 = 15;
+pub(super) const VERSION: i32 = 16;
 
 const SMALL_TABLES: &str = "
 CREATE TABLE meta (name TEXT PRIMARY KEY, value INTEGER NOT NULL) WITHOUT ROWID;
@@ -100,6 +100,7 @@ fn create_file(path: &Path) -> Result<Connection, IndexError> {
         counters::CREATE,
         group_counts::CREATE,
         terms::CREATE,
+        sources::CREATE,
     ] {
         connection.execute_batch(sql).map_err(&creating)?;
     }

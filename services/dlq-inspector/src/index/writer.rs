@@ -19,7 +19,7 @@ use super::states::States;
 use super::sweep::Sweep;
 use super::tables::{BodyRow, LetterRow};
 use super::texts::{TextIds, TextTable};
-use super::{IndexError, Pool, database, group_counts, message, row_key, schema, terms};
+use super::{IndexError, Pool, database, group_counts, message, row_key, schema, sources, terms};
 use crate::fingerprint::{self, GroupId};
 use crate::ledger::{State, Update};
 use crate::letter::Letter;
@@ -250,6 +250,7 @@ impl Writer {
                     next,
                 } => batch.set_position(topic, *partition, *next)?,
                 Change::Identify { topic, id } => batch.identify(topic, *id)?,
+                Change::Source { topic, id } => sources::set(&transaction, topic, *id, now)?,
                 // These are removed in slices. Meanwhile, a watch must not take what is missing of the topic for passed.
                 Change::Forget { topic } => batch.identify(topic, REMOVED)?,
                 Change::Trim { .. } | Change::ForgetLedger => {}

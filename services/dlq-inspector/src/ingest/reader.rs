@@ -39,6 +39,8 @@ pub(crate) struct Reader {
     pub(crate) surveys: Receiver<Survey>,
     pub(crate) writer: SyncSender<Work>,
     pub(crate) contents: Contents,
+    /// See [`DlqInspectorConfig::share_group_sources`](crate::DlqInspectorConfig::share_group_sources).
+    pub(crate) sources: BTreeMap<String, Vec<String>>,
     pub(crate) waker: Waker,
     pub(crate) shared: Arc<SharedState>,
     pub(crate) part: Part,
@@ -71,6 +73,7 @@ impl Reader {
             topics: Topics::new(indexed),
             last_batch: 0,
             surveyed_rounds: 0,
+            source_ids: BTreeMap::new(),
             next_ids: Instant::now(),
             log_throttle: LogThrottle::default(),
         };
@@ -95,6 +98,8 @@ struct ReaderLoop {
     last_batch: u64,
     /// The rounds of the follower at the last survey.
     surveyed_rounds: u64,
+    /// The ids of sources that were sent to the writer.
+    source_ids: BTreeMap<String, TopicId>,
     /// Until then, what is read is gathered.
     next_ids: Instant,
     log_throttle: LogThrottle,
@@ -148,7 +153,9 @@ impl ReaderLoop {
         batch.leave_out(self.topics.with_other_id(&ids));
         let recreated = std::mem::take(&mut batch.recreated);
         // The batch may contain records of the old topic. They go first, so that the removal of the topic covers them.
-        self.send_changes(batch.into_changes())?;
+        let mut changes = self.sources_of(&batch, &ids);
+        changes.extend(batch.into_changes());
+        self.send_changes(changes)?;
         for topic in recreated {
             let id = ids.get(&*topic).copied();
             let actions = self.topics.recreated(&topic, id, self.last_batch + 1);
@@ -163,10 +170,11 @@ impl ReaderLoop {
     fn current_ids(&mut self, batch: &Batch) -> Option<BTreeMap<String, TopicId>> {
         let topics = batch.positions.keys().map(|(topic, _)| topic);
         let topics: BTreeSet<&str> = topics.chain(&batch.recreated).map(|topic| &**topic).collect();
-        let topics: Vec<&str> = topics
-            .into_iter()
-            .filter(|topic| self.topics.has_id(topic))
-            .collect();
+        let sources = topics.iter().filter_map(|topic| self.reader.sources.get(*topic));
+        let sources: BTreeSet<&str> = sources.flatten().map(String::as_str).collect();
+        let known = topics.into_iter().filter(|topic| self.topics.has_id(topic));
+        let topics: BTreeSet<&str> = known.chain(sources).collect();
+        let topics: Vec<&str> = topics.into_iter().collect();
         while !self.reader.stop.is_cancelled() {
             match self.follower.topic_ids(&topics) {
                 Ok(ids) => {
@@ -186,12 +194,32 @@ impl ReaderLoop {
         None
     }
 
+    /// What is new of the ids of the topics that have the payloads of a batch. What is known of a topic that does not exist stays.
+    fn sources_of(&mut self, batch: &Batch, ids: &BTreeMap<String, TopicId>) -> Vec<Change> {
+        let topics = batch.letters.iter().map(|letter| &*letter.position.topic);
+        let topics: BTreeSet<&str> = topics.collect();
+        let sources = topics
+            .into_iter()
+            .filter_map(|topic| self.reader.sources.get(topic));
+        let mut changes = Vec::new();
+        for topic in sources.flatten() {
+            if let Some(id) = ids.get(topic).copied()
+                && self.source_ids.insert(topic.clone(), id) != Some(id)
+            {
+                let topic = topic.clone();
+                changes.push(Change::Source { topic, id });
+            }
+        }
+        changes
+    }
+
     /// The index was damaged, and is empty now.
     fn start_over(&mut self) -> Result<(), ReadError> {
         self.build = self.reader.shared.build();
         self.topics = Topics::default();
         self.follower = Follower::new(&self.reader.settings, self.reader.waker.clone())?;
         self.surveyed_rounds = 0;
+        self.source_ids.clear();
         Ok(())
     }
 

@@ -240,7 +240,7 @@ impl SurveyTask {
             let found = self.lookups.find(positions.collect()).await?;
             let found = found.iter().map(|found| match found {
                 Found::Record(stored) => Current::Record(content_hash(&stored.record)),
-                Found::Deleted => Current::Deleted,
+                Found::Deleted | Found::Compacted => Current::Deleted,
                 Found::Unknown => Current::Unknown,
             });
             // Of the positions that follow, nothing is known either.

@@ -444,7 +444,9 @@ mod tests {
             Change::Trim { .. } => "trim",
             Change::ForgetLedger => "forget ledger",
             Change::Identify { .. } => "identify",
-            Change::Letters(_) | Change::Ledger(_) | Change::Position { .. } => "other",
+            Change::Letters(_) | Change::Ledger(_) | Change::Position { .. } | Change::Source { .. } => {
+                "other"
+            }
         };
         actions.changes.iter().map(kind).collect()
     }

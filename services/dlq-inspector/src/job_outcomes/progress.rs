@@ -23,10 +23,13 @@ const LOOK: Duration = Duration::from_millis(2);
 /// How many calls ask Kafka at the same time. Others wait.
 const CONNECTIONS: usize = 8;
 
+/// By group.
+type IdleGroups = Mutex<HashMap<String, Vec<GroupClient>>>;
+
 /// Clients that wait between calls, so that a call needs no connection of its own.
 pub(super) struct Clients {
     permits: Semaphore,
-    groups: Arc<Replaceable<Mutex<HashMap<String, Vec<GroupClient>>>>>,
+    groups: Arc<Replaceable<IdleGroups>>,
     ends: Arc<Replaceable<Mutex<Vec<TopicClient>>>>,
 }
 

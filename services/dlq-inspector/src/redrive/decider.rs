@@ -344,14 +344,18 @@ impl Decider {
             found = self.letters.lookup(&self.kafka, &items)?;
         }
         if job.kind == Kind::Redrive {
-            originals = self
-                .letters
-                .originals(&self.kafka, &self.destinations, &mut found)?;
+            originals =
+                self.letters
+                    .originals(&self.kafka, &self.destinations, &job.origin_ids(), &mut found)?;
             let options = job.target_options();
             for record in found.iter().flatten() {
-                let restored = originals.get(&record.record.position);
-                let letter = restored.unwrap_or(&record.record);
-                if let Ok(target) = self.destinations.target(Candidate::of(letter), &options) {
+                let letter = &record.record;
+                let candidate = match originals.get(&letter.position) {
+                    Some(Ok(whole)) => Candidate::restored(letter, whole),
+                    Some(Err(_)) => continue,
+                    None => Candidate::of(letter),
+                };
+                if let Ok(target) = self.destinations.target(candidate, &options) {
                     self.look_up_topic(&target.topic)?;
                 }
             }

@@ -1,9 +1,11 @@
 //! A job, its progress and its state. No IO.
 
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use bytes::Bytes;
 use redeliver_core::{HumanDuration, Position, Timestamp};
+use redeliver_kafka::TopicId;
 use redeliver_proto::convert::{from_duration, from_timestamp};
 pub use redeliver_proto::v1::{RedriveOutcome as Outcome, RedriveProgress as Progress, RedriveState};
 use redeliver_proto::{Message as _, has_unknown_fields, v1};
@@ -191,6 +193,15 @@ impl Job {
             destination: self.spec().destination.clone(),
             force: self.spec().force,
         }
+    }
+
+    /// The topics that have the payloads that share groups have not copied, with their ids when it was planned.
+    #[must_use]
+    pub fn origin_ids(&self) -> BTreeMap<&str, TopicId> {
+        let id = |origin: &v1::RedriveOrigin| u128::from_str_radix(&origin.topic_id, 16).ok();
+        let origins = self.spec().origins.iter();
+        let known = origins.filter_map(|origin| Some((&*origin.topic, TopicId::from_bits(id(origin)?))));
+        known.collect()
     }
 
     /// When it was planned.

@@ -32,6 +32,8 @@ pub struct Destinations {
     excluded: Vec<String>,
     /// Topics with dead letters, as patterns. Records that are written there are not processed.
     dead_letters: Vec<String>,
+    /// The topics in which the payloads are that share groups have not copied, by dead-letter topic.
+    sources: BTreeMap<String, Vec<String>>,
     max_count: u32,
 }
 
@@ -61,9 +63,11 @@ pub struct Candidate<'l> {
     pub topic: &'l str,
     /// Its headers.
     pub headers: &'l Headers,
+    /// How often its record was redriven.
+    pub redrives: u32,
     /// Whether it has neither a key nor a value.
     pub is_empty: bool,
-    /// Whether its payload is read at its [origin](Destinations::original) before it is written.
+    /// Whether its payload is read at its [origin](Destinations::original), before it is written.
     pub is_restorable: bool,
 }
 
@@ -74,19 +78,34 @@ impl<'l> Candidate<'l> {
         Self {
             topic: &record.position.topic,
             headers: &record.headers,
+            redrives: redrive::count(&record.headers),
             is_empty: record.key.is_none() && record.value.is_none(),
             is_restorable: false,
         }
     }
 
+    /// As [`Candidate::of`], with what was read at its origin.
+    #[must_use]
+    pub fn restored(record: &'l Record, whole: &Record) -> Self {
+        Self {
+            redrives: redrive::count(&whole.headers),
+            is_restorable: true,
+            ..Self::of(record)
+        }
+    }
+
     /// Whether it lacks the payload of the record whose failure it describes.
     fn lacks_payload(&self) -> bool {
-        if self.headers.last(headers::PAYLOAD_OMITTED).is_some() {
-            return !self.is_restorable;
-        }
-        // A broker leaves out key and value unless errors.deadletterqueue.copy.record.enable is set for the share group, and does not say so.
-        self.is_empty && Facts::read(self.headers).dialect == Dialect::ShareGroup
+        !self.is_restorable
+            && (self.headers.last(headers::PAYLOAD_OMITTED).is_some()
+                || is_uncopied(self.is_empty, self.headers))
     }
+}
+
+/// Whether a share group has not copied key and value: a broker does not unless errors.deadletterqueue.copy.record.enable is set for the group, and does not say
+/// so.
+fn is_uncopied(is_empty: bool, headers: &Headers) -> bool {
+    is_empty && Facts::read(headers).dialect == Dialect::ShareGroup
 }
 
 /// Where a dead letter goes.
@@ -94,6 +113,8 @@ impl<'l> Candidate<'l> {
 pub struct Target {
     /// The topic.
     pub topic: Arc<str>,
+    /// The framework that gave up on the record.
+    dialect: Dialect,
     /// Whether it is a topic of the pipeline that gave up on the record, which goes on with the record's history.
     is_own: bool,
     /// Whether the pipeline accepts retries in it only if they name it as their return topic.
@@ -124,8 +145,36 @@ impl Destinations {
             others: others.to_vec(),
             excluded,
             dead_letters: Vec::new(),
+            sources: BTreeMap::new(),
             max_count,
         }
+    }
+
+    /// With the topics in which the payloads are that share groups have not copied, by dead-letter topic.
+    #[must_use]
+    pub fn with_sources(self, sources: BTreeMap<String, Vec<String>>) -> Self {
+        Self { sources, ..self }
+    }
+
+    /// All of these topics.
+    pub(crate) fn sources(&self) -> impl Iterator<Item = &str> {
+        self.sources.values().flatten().map(String::as_str)
+    }
+
+    /// Where the record is that a share group has not copied to a dead letter. `is_empty`: the dead letter has neither a key nor a value. Only in the sources of its
+    /// topic, as in [`Destinations::original`]. Nothing proves that the record there is that of the dead letter.
+    #[must_use]
+    pub fn uncopied(&self, topic: &str, headers: &Headers, is_empty: bool) -> Option<Position> {
+        let sources = self.sources.get(topic)?;
+        if !is_uncopied(is_empty, headers) || headers.last(headers::PAYLOAD_OMITTED).is_some() {
+            return None;
+        }
+        let origin = Facts::read(headers).origin?;
+        sources.contains(&origin.topic).then_some(Position {
+            partition: origin.partition?,
+            offset: origin.offset?,
+            topic: origin.topic.into(),
+        })
     }
 
     /// Without topics that match one of these patterns of dead-letter topics, unless a pipeline has one as its source.
@@ -190,14 +239,25 @@ impl Destinations {
         })
     }
 
+    /// As [`Destinations::uncopied`], of a record of a dead-letter topic.
+    #[must_use]
+    pub fn uncopied_of(&self, letter: &Record) -> Option<Position> {
+        let is_empty = letter.key.is_none() && letter.value.is_none();
+        self.uncopied(&letter.position.topic, &letter.headers, is_empty)
+    }
+
     /// What decides where an indexed dead letter with these headers goes.
     #[must_use]
     pub fn candidate<'l>(&self, letter: &'l IndexedLetter, headers: &'l Headers) -> Candidate<'l> {
+        let topic = &letter.id.topic;
+        let is_empty = letter.key.is_none() && letter.value_size.is_none();
         Candidate {
-            topic: &letter.id.topic,
+            topic,
             headers,
-            is_empty: letter.key.is_none() && letter.value_size.is_none(),
-            is_restorable: self.original(&letter.id.topic, headers).is_some(),
+            redrives: redrive::count(headers),
+            is_empty,
+            is_restorable: self.original(topic, headers).is_some()
+                || self.uncopied(topic, headers, is_empty).is_some(),
         }
     }
 
@@ -210,9 +270,10 @@ impl Destinations {
         if letter.lacks_payload() {
             return Err(Outcome::PayloadOmitted);
         }
-        if redrive::count(headers) >= self.max_count && !options.force {
+        if letter.redrives >= self.max_count && !options.force {
             return Err(Outcome::TooOften);
         }
+        let facts = Facts::read(headers);
         if let Some(own) = self.own(topic, headers) {
             let reserved = ReservedHeaders::from_headers(headers).map_err(|_| Outcome::InvalidHeaders)?;
             // Only the pipeline itself looks at them: in another topic, the record is a new one.
@@ -225,7 +286,7 @@ impl Destinations {
                     .find(|topic| ***topic == *wanted)
                 {
                     Some(topic) => topic,
-                    None => return self.other(wanted),
+                    None => return self.other(wanted, facts.dialect),
                 },
             };
             if !is_valid {
@@ -233,19 +294,20 @@ impl Destinations {
             }
             return Ok(Target {
                 topic: wanted.clone(),
+                dialect: facts.dialect,
                 is_own: true,
                 is_source: own.source.as_ref() == Some(wanted),
             });
         }
         if !options.destination.is_empty() {
-            return self.other(&options.destination);
+            return self.other(&options.destination, facts.dialect);
         }
-        let origin = Facts::read(headers).origin.ok_or(Outcome::NoDestination)?;
-        self.other(&origin.topic)
+        let origin = facts.origin.ok_or(Outcome::NoDestination)?;
+        self.other(&origin.topic, facts.dialect)
     }
 
     /// A topic in which the record is a new one.
-    fn other(&self, topic: &str) -> Result<Target, Outcome> {
+    fn other(&self, topic: &str, dialect: Dialect) -> Result<Target, Outcome> {
         let is_one_of = |patterns: &[String]| patterns.iter().any(|pattern| matches(pattern, topic));
         // Only Kafka itself writes to its internal topics.
         let is_excluded = topic.starts_with("__") || is_one_of(&self.excluded);
@@ -262,6 +324,7 @@ impl Destinations {
         }
         Ok(Target {
             topic: topic.into(),
+            dialect,
             is_own: false,
             is_source: false,
         })
@@ -278,11 +341,10 @@ fn retries_take(pipeline: &Pipeline) -> Duration {
 /// headers, such as of a record that was read from the dead letters of another framework.
 #[must_use]
 pub fn redriven(letter: &Record, target: &Target, redrive_id: &str, now: Timestamp) -> Output {
-    let dialect = Facts::read(&letter.headers).dialect;
     let is_dropped = |name: &str| {
         // Only the record of an edit may differ from the one before.
         let is_of_job = redrive::is_redrive_header(name) || name == redrive::REDRIVE_EDITED;
-        if is_of_job || framework_of(name) == Some(dialect) {
+        if is_of_job || framework_of(name) == Some(target.dialect) {
             return true;
         }
         let is_lineage = [
@@ -438,6 +500,7 @@ mod tests {
             let candidate = Candidate {
                 topic,
                 headers,
+                redrives: 0,
                 is_empty: false,
                 is_restorable: false,
             };
@@ -503,6 +566,7 @@ mod tests {
             let candidate = Candidate {
                 topic: "s-dlt",
                 headers: &Headers::new(),
+                redrives: 0,
                 is_empty: false,
                 is_restorable: false,
             };

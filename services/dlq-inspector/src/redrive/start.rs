@@ -24,7 +24,7 @@ use super::jobs::Jobs;
 use super::own_id;
 use super::record::Destinations;
 use super::returns::Returns;
-use crate::config::RedriveConfig;
+use crate::config::{DlqInspectorConfig, RedriveConfig};
 use crate::metrics::Metrics;
 
 /// The name of the lane, which is a part of its transactional ids.
@@ -37,8 +37,8 @@ const POLL_INTERVAL: Duration = Duration::from_secs(1);
 const INTERVAL: Duration = Duration::from_secs(5);
 
 /// The destinations that the configuration allows.
-pub(crate) fn destinations(host: &Host, settings: &RedriveConfig, dead_letters: &[String]) -> Destinations {
-    let config = &host.config;
+pub(crate) fn destinations(host: &Host, inspector: &DlqInspectorConfig) -> Destinations {
+    let (config, settings) = (&host.config, &inspector.redrive);
     let pipelines = topics::pipelines(config);
     let scheduler = config.scheduler.topics();
     // Commands of the scheduler are in partitions that follow from their keys, and internal topics belong to their services.
@@ -69,7 +69,8 @@ pub(crate) fn destinations(host: &Host, settings: &RedriveConfig, dead_letters: 
         excluded.collect(),
         settings.max_count,
     )
-    .without_dead_letters(dead_letters)
+    .without_dead_letters(&inspector.topics)
+    .with_sources(inspector.share_group_sources.clone())
 }
 
 /// Executes jobs whenever the group assigns the partition to this process, once the topic exists: an installation without it serves as before.

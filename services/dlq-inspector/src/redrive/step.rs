@@ -11,6 +11,7 @@ use redeliver_service::audit::{Action, AuditEntry, AuditLog, MAX_IDS};
 use super::edit::Edit;
 use super::job::{self, Item, Job, Kind, Outcome, Progress};
 use super::jobs::progress_key;
+use super::omitted::Restored;
 use super::outcomes::{Outcomes, Report};
 use super::record::{Candidate, Destinations, redriven};
 use crate::ledger::{self, State};
@@ -49,8 +50,8 @@ pub struct Context<'c> {
     pub edit: Option<&'c Edit>,
     /// Where dead letters may go.
     pub destinations: &'c Destinations,
-    /// A dead letter with its payload, which was left out; `None` if nothing was, or it was not found.
-    pub restored: &'c dyn Fn(&Record) -> Option<Record>,
+    /// What was read at the origin of a dead letter that has no payload; `None` if nothing was.
+    pub restored: &'c dyn Fn(&Record) -> Option<Restored>,
     /// Whether a topic exists.
     pub presence: &'c dyn Fn(&str) -> Presence,
     /// The time of the step.
@@ -111,14 +112,16 @@ impl Context<'_> {
         if content_hash(found) != item.content && !mutant!("redrive-ignores-the-content") {
             return Err(Outcome::Changed);
         }
-        if found.unreadable_headers > 0 {
+        let restored = (self.restored)(found).transpose()?;
+        let whole = restored.as_ref().unwrap_or(found);
+        if whole.unreadable_headers > 0 {
             return Err(Outcome::UnreadableHeaders);
         }
-        let restored = (self.restored)(found);
-        let found = restored.as_ref().unwrap_or(found);
-        let target = self
-            .destinations
-            .target(Candidate::of(found), &self.job.target_options())?;
+        let candidate = match &restored {
+            Some(whole) => Candidate::restored(found, whole),
+            None => Candidate::of(found),
+        };
+        let target = self.destinations.target(candidate, &self.job.target_options())?;
         // The configuration may have changed since the plan, for which the caller needed a scope for each destination.
         let mut planned = self.job.spec().destinations.iter();
         if !planned.any(|planned| *planned.topic == *target.topic) {
@@ -131,8 +134,8 @@ impl Context<'_> {
         }
         let id = &self.job.spec().id;
         Ok(Some(match self.edit {
-            Some(edit) => edit.redriven(found, &target, id, self.now),
-            None => redriven(found, &target, id, self.now),
+            Some(edit) => edit.redriven(whole, &target, id, self.now),
+            None => redriven(whole, &target, id, self.now),
         }))
     }
 }

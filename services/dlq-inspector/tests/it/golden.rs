@@ -36,7 +36,7 @@ fn invalid_configuration_is_refused_with_field() {
         (
             "dlq_inspector.token=x",
             "error: dlq_inspector.token: unknown key; expected one of listen, token_file, allow_remote, tls, auth, \
-             topics, data_dir, json_fields, masking, record_disclosures, schema_registry, redrive, pipeline_audit, webhook (--set dlq_inspector.token)\n",
+             topics, share_group_sources, data_dir, json_fields, masking, record_disclosures, schema_registry, redrive, max_job_outcomes, pipeline_audit, webhook (--set dlq_inspector.token)\n",
         ),
     ] {
         assert_eq!(

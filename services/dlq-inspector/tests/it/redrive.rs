@@ -2,6 +2,7 @@
 
 pub(crate) mod edit;
 mod omitted;
+mod uncopied;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -126,22 +127,12 @@ impl World {
         inspectors
     }
 
-    /// Tokens for callers with these names and scopes, which inspectors accept that start afterwards.
+    /// See [`set_tokens`].
     pub(crate) fn set_tokens<'n>(
         &mut self,
         callers: impl IntoIterator<Item = (&'n str, Vec<String>)>,
     ) -> BTreeMap<&'n str, NewToken> {
-        let (mut tokens, mut entries) = (BTreeMap::new(), Vec::new());
-        for (name, scopes) in callers {
-            let token = new_token().unwrap();
-            entries.push(json!({ "name": name, "sha256": token.sha256.to_string(), "scopes": scopes }));
-            tokens.insert(name, token);
-        }
-        let file = self.env.base.directory().join("tokens");
-        std::fs::write(&file, json!({ "tokens": entries }).to_string()).unwrap();
-        let file = file.display().to_string();
-        self.env.base.set("dlq_inspector.auth.tokens_file", &file);
-        tokens
+        set_tokens(&mut self.env, callers)
     }
 
     /// The dead letter of a record of the pipeline at this offset.
@@ -202,6 +193,24 @@ impl World {
             .map(|record| v1::AuditEntry::decode(record.value.clone().unwrap()).unwrap());
         entries.filter(|entry| entry.target == id).collect()
     }
+}
+
+/// Tokens for callers with these names and scopes, which inspectors accept that start afterwards.
+fn set_tokens<'n>(
+    env: &mut InspectorEnv,
+    callers: impl IntoIterator<Item = (&'n str, Vec<String>)>,
+) -> BTreeMap<&'n str, NewToken> {
+    let (mut tokens, mut entries) = (BTreeMap::new(), Vec::new());
+    for (name, scopes) in callers {
+        let token = new_token().unwrap();
+        entries.push(json!({ "name": name, "sha256": token.sha256.to_string(), "scopes": scopes }));
+        tokens.insert(name, token);
+    }
+    let file = env.base.directory().join("tokens");
+    std::fs::write(&file, json!({ "tokens": entries }).to_string()).unwrap();
+    env.base
+        .set("dlq_inspector.auth.tokens_file", &file.display().to_string());
+    tokens
 }
 
 pub(crate) fn read(env: &InspectorEnv, topic: &Arc<str>) -> Vec<Record> {

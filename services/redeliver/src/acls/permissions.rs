@@ -241,6 +241,9 @@ impl Permissions {
         if settings.redrive.execute {
             self.redrives(config);
         }
+        for source in settings.share_group_sources.values().flatten() {
+            self.topic(source, &[Operation::Read]);
+        }
         self.scans(config);
         self.dead_letters(config, &OF_DEAD_LETTERS);
         self.reader(config);

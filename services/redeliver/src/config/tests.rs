@@ -42,6 +42,7 @@ fn problems_name_field_and_place() {
 fn valid_settings_are_accepted() {
     for file in [
         "dlq_inspector: { json_fields: [/order/id, '/a~1b', '/'] }",
+        "dlq_inspector: { topics: ['dlq.*'], share_group_sources: { dlq.orders: [orders, payments.v1] } }",
         "dlq_inspector: { schema_registry: { url: 'http://registry:8081/apis/ccompat/v7' } }",
         "dlq_inspector: { schema_registry: { url: 'https://registry', username: me, password_file: Cargo.toml } }",
         "dlq_inspector: { auth: { jwt: { issuer: i, audience: a, jwks_url: 'https://idp/keys' } }, masking: [{ topics: ['*'], key: true, fields: ['/a/*/**/b~1'], headers: ['x-*'], messages: ['[0-9]{16}'] }] }",

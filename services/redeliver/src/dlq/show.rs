@@ -37,6 +37,7 @@ pub(crate) fn as_text(letter: &DeadLetter) -> String {
         ("failed at", &letter.failed_at),
         ("retries", &letter.retry_count),
         ("origin", &letter.origin.as_ref().map(origin)),
+        ("at origin", &letter.payload_at_origin().known()),
         ("written at", &letter.origin_timestamp),
         ("trace", &letter.trace_id),
         ("job", &letter.job_id),
@@ -171,6 +172,7 @@ pub(crate) fn as_json(letter: &DeadLetter) -> Json {
         "content_hash" | "content_hash_base64" | "state_time" | "state_by" | "state_reason" => false,
         "key" | "key_base64" => !is_withheld(letter),
         "value" | "value_base64" | "value_truncated" => letter.value.is_some(),
+        "payload_at_origin" => !value.is_null(),
         "masked" => value["fields"] != json!([]),
         _ => !OPTIONAL.contains(&name) || ![json!(false), json!(0), json!([])].contains(value),
     };

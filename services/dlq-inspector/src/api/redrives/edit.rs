@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use bytes::Bytes;
-use redeliver_core::{Headers, Output};
+use redeliver_core::{Headers, Output, Record};
 use redeliver_proto::error::{invalid, status};
 use redeliver_proto::{Message as _, v1};
 use tonic::{Code, Status};
@@ -60,7 +60,14 @@ impl Api {
             return Err(changed(&request.id));
         }
         let destinations = self.redrives.destinations.clone();
-        let mut plan = Plan::new(Kind::Redrive, options.clone(), destinations, self.masking.clone());
+        let sources = self.sources().await?;
+        let mut plan = Plan::new(
+            Kind::Redrive,
+            options.clone(),
+            destinations,
+            self.masking.clone(),
+            sources,
+        );
         plan.add(&letter);
         let item = match plan.items.as_slice() {
             [item] => item.clone(),
@@ -70,20 +77,29 @@ impl Api {
         for destination in plan.destinations.keys() {
             viewer.require_destination(destination)?;
         }
+        plan.require_origins(viewer)?;
         let stored = self.record_of(&letter).await?;
-        // The editor has not seen the omitted parts of the dead letter.
-        let target = match self
-            .redrives
-            .destinations
-            .target(Candidate::of(&stored.record), &options)
-        {
-            Ok(target) => target,
+        let whole = match self.at_origin(viewer, &letter, &stored.record).await? {
+            Some(at_origin) => Some(at_origin.required(viewer)?),
+            None => None,
+        };
+        let target = |whole: Option<&Record>| {
+            let candidate = match whole {
+                Some(whole) => Candidate::restored(&stored.record, whole),
+                // The editor has not seen the omitted parts of the dead letter.
+                None => Candidate::of(&stored.record),
+            };
+            self.redrives.destinations.target(candidate, &options)
+        };
+        let found = whole.transpose();
+        let (whole, target) = match found.and_then(|whole| Ok((target(whole.as_ref())?, whole))) {
+            Ok((target, whole)) => (whole.unwrap_or(stored.record), target),
             Err(skip) => {
                 plan.refuse(skip, &letter.id);
                 return self.job_or_nothing(viewer, &key, &plan).await;
             }
         };
-        let record = edit.redriven(&stored.record, &target, SAMPLE_ID, self.clock.now());
+        let record = edit.redriven(&whole, &target, SAMPLE_ID, self.clock.now());
         self.check_sizes(record, &item, &edit).await?;
         let warnings = self.warnings(&plan, viewer, &completeness).await?;
         let record = plan.record(spec, warnings, key);

@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use redeliver_core::{Position, redrive};
+use redeliver_kafka::TopicId;
 use redeliver_kafka::reader::{ReadError as KafkaReadError, TopicClient};
 use redeliver_proto::convert::{from_duration, to_duration};
 use redeliver_proto::error::{invalid, status};
@@ -14,7 +15,8 @@ use tonic::{Code, Status};
 
 use super::super::group_changes::check_text;
 use super::super::groups::{group_id, in_group};
-use super::super::{Api, bounded, kafka_unavailable, query_failed};
+use super::super::origin::Sources;
+use super::super::{Api, blocking, bounded, kafka_unavailable, query_failed};
 use super::sees;
 use crate::access::Viewer;
 use crate::completeness::Completeness;
@@ -109,7 +111,11 @@ impl Api {
             force: request.force,
         };
         let allowed = self.redrives.destinations.clone();
-        let mut plan = Plan::new(kind, options, allowed, self.masking.clone());
+        let sources = match kind {
+            Kind::Redrive => self.sources().await?,
+            Kind::Discard | Kind::Restore => Sources::default(),
+        };
+        let mut plan = Plan::new(kind, options, allowed, self.masking.clone(), sources);
         match selection {
             Selection::Matching(filter) => {
                 plan.excludes_payloads = excludes_payloads(&filter);
@@ -123,6 +129,7 @@ impl Api {
         for destination in plan.destinations.keys() {
             viewer.require_destination(destination)?;
         }
+        plan.require_origins(viewer)?;
         if plan.items.is_empty() {
             return self.job_or_nothing(viewer, &key, &plan).await;
         }
@@ -323,7 +330,7 @@ impl Api {
     async fn missing_destinations(&self, plan: &Plan) -> Result<Vec<String>, Status> {
         let (kafka, surveyor) = (self.kafka.clone(), self.redrives.surveyor.clone());
         let topics: Vec<String> = plan.destinations.keys().cloned().collect();
-        let looking = tokio::task::spawn_blocking(move || {
+        let looking = blocking(move || {
             let mut warnings = Vec::new();
             if topics.is_empty() {
                 return Ok(warnings);
@@ -349,14 +356,7 @@ impl Api {
             }
             Ok(warnings)
         });
-        match looking.await {
-            Ok(warnings) => warnings.map_err(|error| kafka_unavailable(&error)),
-            Err(error) => match error.try_into_panic() {
-                Ok(panic) => std::panic::resume_unwind(panic),
-                // Cancelled, because the runtime is shutting down.
-                Err(_) => Err(super::super::shutting_down()),
-            },
-        }
+        looking.await?.map_err(|error| kafka_unavailable(&error))
     }
 }
 
@@ -457,6 +457,7 @@ pub(super) struct Plan {
     options: TargetOptions,
     allowed: Arc<Destinations>,
     masking: Arc<Masking>,
+    origins_known: Sources,
     pub(super) items: Vec<Item>,
     sources: BTreeMap<String, u32>,
     pub(super) destinations: BTreeMap<String, u32>,
@@ -469,8 +470,10 @@ pub(super) struct Plan {
     partly_indexed: u32,
     /// How many have come back from an earlier redrive.
     came_back: u32,
-    /// How many have no payload, which is read at their origin.
+    /// How many have no payload, which is read at their origin, and have a hash of it.
     restored: u32,
+    /// How many have no payload and no hash, with the id of the topic that has the payload.
+    origins: BTreeMap<String, (TopicId, u32)>,
     has_more: bool,
 }
 
@@ -480,12 +483,14 @@ impl Plan {
         options: TargetOptions,
         allowed: Arc<Destinations>,
         masking: Arc<Masking>,
+        origins_known: Sources,
     ) -> Self {
         Self {
             kind,
             options,
             allowed,
             masking,
+            origins_known,
             items: Vec::new(),
             sources: BTreeMap::new(),
             destinations: BTreeMap::new(),
@@ -495,6 +500,7 @@ impl Plan {
             partly_indexed: 0,
             came_back: 0,
             restored: 0,
+            origins: BTreeMap::new(),
             has_more: false,
         }
     }
@@ -527,8 +533,20 @@ impl Plan {
         if self.kind == Kind::Redrive {
             let headers = header_list::decode(&letter.headers);
             let candidate = self.allowed.candidate(letter, &headers);
-            match self.allowed.target(candidate, &self.options) {
-                Ok(target) => {
+            let uncopied = self
+                .allowed
+                .uncopied(candidate.topic, &headers, candidate.is_empty);
+            let id = |origin: &Position| self.origins_known.id(&origin.topic, letter.indexed_at);
+            let id = uncopied.as_ref().map(id).transpose();
+            let target = self.allowed.target(candidate, &self.options);
+            match id.and_then(|id| Ok((target?, id))) {
+                Ok((target, id)) => {
+                    if let Some((origin, id)) = uncopied.zip(id) {
+                        let (_, count) = self.origins.entry(origin.topic.to_string()).or_insert((id, 0));
+                        *count += 1;
+                    } else {
+                        self.restored += u32::from(candidate.is_restorable);
+                    }
                     let topic = target.topic.to_string();
                     *self.destinations.entry(topic.clone()).or_default() += 1;
                     // A caller who sees the job sees its warnings, and so perhaps the size of what is masked.
@@ -541,7 +559,6 @@ impl Plan {
                 Err(skip) => return self.refuse(skip, &letter.id),
             }
             self.came_back += u32::from(redrive::count(&headers) > 0);
-            self.restored += u32::from(candidate.is_restorable);
         }
         // As above, about what is masked.
         if self.excludes_payloads && self.masking.of(&letter.id.topic).is_empty() {
@@ -580,7 +597,17 @@ impl Plan {
                 self.restored
             ));
         }
+        for (topic, (_, count)) in &self.origins {
+            warnings.push(format!(
+                "{count} have no payload: it is read from `{topic}` at the offset that each names, not verified; those whose record is gone, or whose topic was created again, are skipped"
+            ));
+        }
         warnings
+    }
+
+    /// Requires that the caller sees the topics from which payloads are copied.
+    pub(super) fn require_origins(&self, viewer: &Viewer) -> Result<(), Status> {
+        self.origins.keys().try_for_each(|topic| viewer.require(topic))
     }
 
     /// The job, as it is written before it has an id.
@@ -632,12 +659,18 @@ impl Plan {
                 count: *count,
                 sample: sample.clone(),
             });
+        let origins = self.origins.iter().map(|(topic, (id, count))| v1::RedriveOrigin {
+            topic: topic.clone(),
+            count: *count,
+            topic_id: format!("{:032x}", id.bits()),
+        });
         v1::Redrive {
             has_more: self.has_more,
             total: u32::try_from(self.items.len()).unwrap_or(u32::MAX),
             sources: counts(&self.sources),
             destinations: counts(&self.destinations),
             refused: refused.collect(),
+            origins: origins.collect(),
             samples: self
                 .items
                 .iter()
@@ -710,6 +743,7 @@ mod tests {
             TargetOptions::default(),
             Arc::new(allowed),
             masking,
+            Sources::default(),
         )
     }
 

@@ -57,6 +57,13 @@ pub(super) fn hide_topics(
             hidden.insert(std::mem::replace(topic, HIDDEN.to_owned()));
         }
     }
+    for origin in job
+        .origins
+        .iter_mut()
+        .filter(|origin| !viewer.sees(&origin.topic))
+    {
+        hidden.insert(std::mem::replace(&mut origin.topic, HIDDEN.to_owned()));
+    }
     if !hidden.is_empty() && !job.problem.is_empty() {
         // It may name any topic of the pipelines that read the destinations.
         HIDDEN.clone_into(&mut job.problem);

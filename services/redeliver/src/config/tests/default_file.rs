@@ -8,7 +8,7 @@ use serde_json::Value;
 use super::{Config, load};
 
 /// Mappings whose keys the user chooses.
-const USER_KEYED: [&str; 10] = [
+const USER_KEYED: [&str; 11] = [
     "pipelines",
     "retired",
     "apps",
@@ -18,6 +18,7 @@ const USER_KEYED: [&str; 10] = [
     "headers",
     "header_files",
     "classification",
+    "share_group_sources",
     "topics",
 ];
 
