@@ -14,6 +14,7 @@ use redeliver_kafka::groups::members;
 use redeliver_testkit::languages::{python, run};
 use redeliver_testkit::scratch::Scratch;
 use redeliver_testkit::{Reply, ServiceProcess, TestEnv};
+use serde_json::{Value, json};
 
 use crate::control::{Cli, tier_of};
 use crate::deployment::deploy;
@@ -227,4 +228,65 @@ fn airflow_runs_until_nothing_waits() {
         assert!(runs < 10, "records never end");
     }
     assert!(runs > 1, "records have waited");
+}
+
+/// The tasks of the Databricks job in their order: keys and arguments.
+fn databricks_tasks(job: &Value) -> Vec<(String, Vec<String>)> {
+    let text = |value: &Value| value.as_str().unwrap().to_owned();
+    let tasks = job["tasks"].as_array().unwrap();
+    for (task, next) in tasks.iter().zip(&tasks[1..]) {
+        assert_eq!(
+            next["depends_on"],
+            json!([{ "task_key": task["task_key"] }])
+        );
+    }
+    let arguments = |task: &Value| {
+        let parameters = task["spark_python_task"]["parameters"].as_array().unwrap();
+        parameters.iter().map(text).collect()
+    };
+    tasks
+        .iter()
+        .map(|task| (text(&task["task_key"]), arguments(task)))
+        .collect()
+}
+
+#[test]
+fn databricks_runs_until_nothing_waits() {
+    let example = deploy().join("one-shot");
+    let job = std::fs::read_to_string(example.join("databricks_job.json")).unwrap();
+    let tasks = databricks_tasks(&serde_json::from_str(&job).unwrap());
+    let services = Services::new("databricks");
+    let pipe = &services.pipe;
+    let bodies =
+        (0..20_usize).map(|n| Draft::new(format!("k{n}"), format!("{} {n}", ["fine", "shaky"][n % 2])));
+    pipe.produce(bodies.collect());
+    let programs = programs(&pipe.env, &["scheduler", "retry-tier", "enricher"]);
+    let mut runs = 0;
+    while ended_and_waiting(pipe) != (20, 0) {
+        for (name, arguments) in &tasks {
+            assert_eq!(arguments[0], *name);
+            let mut command = Command::new("python3");
+            command
+                .arg(example.join("databricks_run.py"))
+                .args(arguments)
+                .env("REDELIVER_PROGRAMS", programs.path());
+            let printed = run(&mut command).unwrap();
+            assert!(printed.contains(IDLE), "{name}: {printed}");
+        }
+        runs += 1;
+        assert!(runs < 50, "records never end");
+    }
+    assert!(runs > 1, "records have waited");
+}
+
+#[test]
+fn databricks_knows_each_field() {
+    let job = deploy().join("one-shot/databricks_job.json");
+    let program = "import json, sys\n\
+                   from databricks.sdk.service.jobs import JobSettings\n\
+                   job = json.load(open(sys.argv[1]))\n\
+                   print(JobSettings.from_dict(job).as_dict() == job)";
+    let mut command = Command::new(python(&deploy().join("requirements.txt")).unwrap());
+    let answer = run(command.args(["-c", program]).arg(job)).unwrap();
+    assert_eq!(answer.trim(), "True");
 }
