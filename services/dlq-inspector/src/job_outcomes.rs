@@ -22,7 +22,7 @@ use std::collections::{BTreeSet, HashMap};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use redeliver_core::{JobId, Pipeline, Position, Timestamp};
-use redeliver_kafka::KafkaSettings;
+use redeliver_kafka::{KafkaSettings, TopicId};
 use redeliver_runtime::Config;
 use redeliver_service::topics;
 
@@ -55,6 +55,10 @@ struct State {
     next: HashMap<Partition, i64>,
     /// The pipelines that read or write each topic.
     of_pipelines: HashMap<Arc<str>, BTreeSet<u16>>,
+    /// The ids of the topics that are read.
+    ids: HashMap<Arc<str>, TopicId>,
+    /// The topics that cannot be read, and why.
+    refused: HashMap<Arc<str>, String>,
     /// From when on records are known. `None` until reading has begun.
     since: Option<Timestamp>,
 }
@@ -83,6 +87,8 @@ impl JobOutcomes {
                 numbers: HashMap::new(),
                 next: HashMap::new(),
                 of_pipelines: HashMap::new(),
+                ids: HashMap::new(),
+                refused: HashMap::new(),
                 since: None,
             }),
             clients: Clients::new(kafka),

@@ -263,7 +263,15 @@ async fn get(config: &Config, args: &GetArgs) -> Result<ExitCode, CliError> {
         // The inspector can remember it for longer.
         None => match args.outcomes(config, "").await {
             Ok(outcomes) if !outcomes.is_empty() => outcomes,
-            _ => return Err(CliError::failed(ChangedJob::Id(args.id).unknown())),
+            Ok(_) => return Err(CliError::failed(ChangedJob::Id(args.id).unknown())),
+            Err(error) => {
+                let text = format!(
+                    "{}; cannot ask the inspector: {}",
+                    ChangedJob::Id(args.id).unknown(),
+                    error_chain(&error)
+                );
+                return Err(CliError::failed(text));
+            }
         },
     };
     let job = job.unwrap_or_else(|| Job {

@@ -11,12 +11,13 @@ use redeliver_proto::{long_wait, v1};
 use tonic::{Code, Status};
 use v1::JobOutcomeState as State;
 
+use super::waiting::too_many_scans;
 use super::{Api, bounded, kafka_unavailable, query_failed, shutting_down};
 use crate::access::Viewer;
 use crate::index;
 use crate::job_outcomes::Known;
-use crate::job_outcomes::copy::JobCopy;
-use crate::job_outcomes::progress::Progress;
+use crate::job_outcomes::copy::{JobCopy, job_id};
+use crate::job_outcomes::progress::{AskError, Progress};
 use crate::ledger;
 use crate::letter::content_hash;
 use crate::waiting::facts::Visible;
@@ -62,19 +63,40 @@ impl Api {
         Ok(v1::GetJobOutcomesResponse { outcomes })
     }
 
-    /// The position of a copy of a job in one of the pipelines that the caller sees.
-    pub(super) fn position_of_job(&self, viewer: &Viewer, id: &str) -> Result<Position, Status> {
+    /// The position of a copy of a job in one of the pipelines that the caller sees, or in this one.
+    pub(super) async fn position_of_job(
+        &self,
+        viewer: &Viewer,
+        id: &str,
+        pipeline: &str,
+    ) -> Result<Position, Status> {
         let job = parse(id)?;
-        let mut known = self.outcomes.pipelines().filter_map(|(number, pipeline)| {
-            let topic = pipeline.dead_letter_topic();
-            let known = viewer.sees(&topic).then(|| self.outcomes.find(number, job))?;
-            Some((topic, known?.position))
-        });
-        let Some((topic, position)) = known.next() else {
-            let text = format!("no record of the job {job} is known in a pipeline");
-            return Err(status(Code::NotFound, text, "RECORD_NOT_FOUND", []));
-        };
-        check_mask(viewer, &topic).map(|()| position)
+        for (number, known) in self.outcomes.pipelines() {
+            let topic = known.dead_letter_topic();
+            if !pipeline.is_empty() && *known.name != *pipeline || !viewer.sees(&topic) {
+                continue;
+            }
+            let Some(known) = self.outcomes.find(number, job) else {
+                continue;
+            };
+            check_mask(viewer, &topic)?;
+            // Another record can be there by now, of a topic that was created again.
+            if self
+                .stored(&known.position)
+                .await?
+                .is_some_and(|record| is_of_job(&record, job))
+            {
+                return Ok(known.position);
+            }
+        }
+        let text = format!("no record of the job {job} is known in a pipeline");
+        Err(status(Code::NotFound, text, "RECORD_NOT_FOUND", []))
+    }
+
+    async fn stored(&self, position: &Position) -> Result<Option<Record>, Status> {
+        let stored = self.lookups.get(vec![position.clone()]).await;
+        let stored = stored.map_err(|error| kafka_unavailable(&error))?;
+        Ok(stored.into_iter().flatten().next().map(|stored| stored.record))
     }
 
     async fn outcome_in(
@@ -127,13 +149,8 @@ impl Api {
                 return Ok(unknown(reason, known.as_ref()));
             }
             let outcomes = self.outcomes.clone();
-            if !self
-                .outcomes
-                .ask(move || outcomes.catch_up(number))
-                .await
-                .map_err(failed)?
-            {
-                let reason = "the inspector has not read all records of the pipeline yet".to_owned();
+            let caught_up = self.outcomes.ask(move || outcomes.catch_up(number)).await;
+            if let Err(reason) = caught_up.map_err(failed)? {
                 return Ok(unknown(reason, known.as_ref()));
             }
             settled = Some(known);
@@ -154,10 +171,7 @@ impl Api {
         is_settled: bool,
     ) -> Result<Examined, Status> {
         let now = self.clock.now();
-        let stored = self.lookups.get(vec![position.clone()]).await;
-        let stored = stored.map_err(|error| kafka_unavailable(&error))?;
-        let record = stored.into_iter().flatten().next().map(|stored| stored.record);
-        let found = record.and_then(|record| {
+        let found = self.stored(position).await?.and_then(|record| {
             let (location, record) = located(pipeline, record)?;
             let copy = JobCopy::read(pipeline, location, &record)?;
             (copy.id == id).then_some((location, record, copy.age))
@@ -170,6 +184,10 @@ impl Api {
         let (mut discarded, mut reason) = (false, String::new());
         let state = match location {
             Location::Topic(TopicRole::Output) => State::Succeeded,
+            // Also an index that does not know a redrive yet: then, a later copy exists.
+            Location::Topic(TopicRole::DeadLetter) if !is_settled => {
+                return Ok(Examined::Passed(String::new()));
+            }
             Location::Topic(TopicRole::DeadLetter) => {
                 let at = position.clone();
                 let letter = self
@@ -179,6 +197,11 @@ impl Api {
                 let letter = letter.map_err(|error| query_failed(&error))?;
                 let letter = letter.filter(|letter| letter.content == content_hash(&record));
                 match letter.map(|letter| letter.state) {
+                    None => {
+                        return Ok(Examined::Passed(format!(
+                            "the index does not contain the dead letter {position} yet, so it may have been redriven"
+                        )));
+                    }
                     Some(ledger::State::Redriven) => {
                         return Ok(Examined::Passed(format!(
                             "the dead letter {position} was redriven, and no later record of the job is known in the pipeline"
@@ -261,7 +284,10 @@ fn judge(
     }
     match role {
         TopicRole::Tier(_) => Ok(State::Waiting),
-        _ if progress.has_members => Ok(State::Running),
+        _ if progress.has_members == Some(true) => Ok(State::Running),
+        _ if progress.has_members.is_none() => Err(format!(
+            "it is in {position}, and Kafka does not tell whether workers of the pipeline are running"
+        )),
         TopicRole::Due => Ok(State::Waiting),
         _ if progress.has_begun => Ok(State::Dispatched),
         _ => Err(format!(
@@ -290,6 +316,12 @@ fn located(pipeline: &Pipeline, record: Record) -> Option<(Location, Record)> {
     Some((Location::Topic(role), record))
 }
 
+/// Whether a record, or the one in a command for the scheduler, names this job.
+fn is_of_job(record: &Record, job: JobId) -> bool {
+    let names = |record: &Record| job_id(record) == Some(job);
+    names(record) || long_wait::unwrap_any(record).is_some_and(|(_, waiting)| names(&waiting))
+}
+
 /// As for a trace: positions tell where a record comes from.
 fn check_mask(viewer: &Viewer, topic: &str) -> Result<(), Status> {
     let mask = viewer.mask(topic);
@@ -304,9 +336,12 @@ fn parse(id: &str) -> Result<JobId, Status> {
         .map_err(|error| invalid("id", format!("`{}` {error}", bounded(id)), "ID_INVALID", []))
 }
 
-/// Kafka did not answer, or (`None`) the process is ending.
-fn failed(error: Option<ReadError>) -> Status {
-    error.map_or_else(shutting_down, |error| kafka_unavailable(&error))
+fn failed(error: AskError) -> Status {
+    match error {
+        AskError::Busy => too_many_scans(),
+        AskError::Ending => shutting_down(),
+        AskError::Kafka(error) => kafka_unavailable(&error),
+    }
 }
 
 #[cfg(test)]
@@ -324,7 +359,7 @@ mod tests {
             let progress = Progress {
                 is_unread,
                 has_begun,
-                has_members,
+                has_members: Some(has_members),
             };
             judge(&pipeline, role, &position, progress).ok()
         };
@@ -345,5 +380,12 @@ mod tests {
             let found = state(role, is_unread, has_begun, has_members);
             assert_eq!(found, expected, "{role:?} {is_unread} {has_begun} {has_members}");
         }
+        let silent = Progress {
+            is_unread: true,
+            has_begun: true,
+            has_members: None,
+        };
+        let judged = judge(&pipeline, TopicRole::Source, &position, silent);
+        assert!(judged.unwrap_err().contains("does not tell"));
     }
 }

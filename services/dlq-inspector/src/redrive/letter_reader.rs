@@ -79,7 +79,8 @@ impl LetterReader {
             let Some(position) = destinations.original(&letter.position.topic, &letter.headers) else {
                 continue;
             };
-            if size >= STEP_BYTES || started.elapsed() >= ORIGINALS_TIME {
+            // A step without any dead letter would be repeated for ever.
+            if index > 0 && (size >= STEP_BYTES || started.elapsed() >= ORIGINALS_TIME) {
                 found.truncate(index);
                 break;
             }
@@ -87,7 +88,7 @@ impl LetterReader {
                 continue;
             };
             if let Some(whole) = omitted::restored(letter, &original) {
-                size += omitted::size(&whole);
+                size += whole.size();
                 restored.insert(letter.position.clone(), Ok(whole));
             }
         }
@@ -140,13 +141,18 @@ impl LetterReader {
                     restored.extend(denied.map(|position| (position, Err(Outcome::PayloadOmitted))));
                     continue;
                 }
-                Err(error) => return Err(error),
+                Err(error) if restored.is_empty() => return Err(error),
+                // The next step begins with it.
+                Err(error) => {
+                    tracing::debug!(error = %error_chain(&error), "cannot read payloads at an origin; going on without them");
+                    break;
+                }
             };
             let is_unknown = matches!(all.last(), Some(Found::Unknown));
             let rest = repeat_n(&unknown, if is_unknown { batch.len() } else { 0 });
             for ((letter, _), found) in batch.iter().zip(all.iter().chain(rest)) {
                 let whole = omitted::uncopied(letter, found);
-                size += whole.as_ref().map_or(0, omitted::size);
+                size += whole.as_ref().map_or(0, Record::size);
                 restored.insert(letter.position.clone(), whole);
             }
         }

@@ -26,7 +26,7 @@ pub(super) fn as_text(outcome: &JobOutcome) -> String {
     };
     let text = match outcome.state() {
         JobOutcomeState::Dispatched => at("dispatched to "),
-        JobOutcomeState::Running => format!("running {attempt}{}", at(", in ")),
+        JobOutcomeState::Running => format!("queued or running: {attempt}{}", at(", in ")),
         JobOutcomeState::Waiting => format!(
             "waits for {attempt}{}{}{}",
             with(" until ", outcome.due_at.text()),
@@ -72,7 +72,7 @@ mod tests {
             (
                 JobOutcomeState::Running,
                 0,
-                "docs: running its first attempt, in docs/1/7",
+                "docs: queued or running: its first attempt, in docs/1/7",
             ),
             (
                 JobOutcomeState::Waiting,

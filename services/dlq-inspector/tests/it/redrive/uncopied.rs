@@ -263,7 +263,14 @@ async fn uncopied_payload_needs_scope_for_origin() {
     let read = format!("dead-letters:read:{}", world.source);
     let callers = [
         ("half", half.clone()),
-        ("whole", [half, vec![read.clone()]].concat()),
+        (
+            "whole",
+            [
+                half,
+                vec![read.clone(), format!("dead-letters:payload:{}", world.source)],
+            ]
+            .concat(),
+        ),
         ("metadata", [of_letter(&["read"]), vec![read]].concat()),
     ];
     let tokens = set_tokens(&mut world.env, callers);
