@@ -155,7 +155,7 @@ impl Api {
         if let Some(whole) = at_origin.as_ref().and_then(AtOrigin::whole) {
             drop(memory);
             let size = letter.record_size + whole.size() as u64;
-            memory = self.reserve(viewer, size + decoded).await?;
+            memory = self.hold_bytes(viewer, size + decoded).await?;
             show_origin(&mut stored.record, whole);
         }
         let value = stored.record.value.clone();

@@ -30,7 +30,7 @@ impl Api {
         if let Some(at_origin) = self.at_origin(viewer, &letter, &record).await? {
             record = at_origin.required(viewer)?.map_err(not_there)?;
             drop(memory);
-            memory = self.reserve(viewer, record.size() as u64).await?;
+            memory = self.hold_bytes(viewer, record.size() as u64).await?;
         }
         let value = RecordValue {
             topic: letter.id.topic.clone(),

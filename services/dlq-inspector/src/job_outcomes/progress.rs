@@ -160,12 +160,15 @@ impl JobOutcomes {
         let names: Vec<&str> = topics.iter().map(|topic| &**topic).collect();
         let ids = client.ids(&names)?;
         idle().push(client);
-        let followed = |topic: &str| self.state().ids.get(topic).copied();
-        if let Some((topic, _)) = ids
-            .iter()
-            .find(|(topic, id)| followed(topic).is_some_and(|known| known != **id))
-        {
-            return Ok(Err(format!("{topic} was created again a moment ago")));
+        for (topic, id) in ids {
+            let followed = self.state().ids.get(&*topic).copied();
+            match id {
+                Err(error) => return Ok(Err(format!("Kafka does not tell the id of {topic}: {error}"))),
+                Ok(id) if followed.is_some_and(|followed| followed != id) => {
+                    return Ok(Err(format!("{topic} was created again a moment ago")));
+                }
+                Ok(_) => {}
+            }
         }
         let until = Instant::now() + PATIENCE;
         loop {
