@@ -23,14 +23,14 @@ use crate::letter::content_hash;
 use crate::waiting::facts::Visible;
 use crate::waiting::timeline::Location;
 
-/// How often a call looks again, because the record moves on meanwhile.
-const LOOKS: usize = 4;
+/// How many copies a call examines at most, because the record moves on meanwhile.
+const MAX_EXAMINED: usize = 4;
 
 /// What a known copy proves.
-enum Examined {
-    Proven(Box<v1::JobOutcome>),
+enum Evidence {
+    Outcome(Box<v1::JobOutcome>),
     /// Nothing, for this reason, unless a later copy is found.
-    Passed(String),
+    Nothing(String),
 }
 
 impl Api {
@@ -125,7 +125,7 @@ impl Api {
         };
         // The last copy that was known before the table contained everything.
         let mut settled: Option<Option<Known>> = None;
-        for _ in 0..LOOKS {
+        for _ in 0..MAX_EXAMINED {
             let known = self.outcomes.find(number, id);
             let is_settled = settled.as_ref() == Some(&known);
             let reason = match &known {
@@ -141,8 +141,8 @@ impl Api {
                     .examine(viewer, pipeline, id, &known.position, is_settled)
                     .await?
                 {
-                    Examined::Proven(outcome) => return Ok(*outcome),
-                    Examined::Passed(reason) => reason,
+                    Evidence::Outcome(outcome) => return Ok(*outcome),
+                    Evidence::Nothing(reason) => reason,
                 },
             };
             if is_settled {
@@ -169,15 +169,15 @@ impl Api {
         id: JobId,
         position: &Position,
         is_settled: bool,
-    ) -> Result<Examined, Status> {
+    ) -> Result<Evidence, Status> {
         let now = self.clock.now();
         let found = self.stored(position).await?.and_then(|record| {
             let (location, record) = located(pipeline, record)?;
             let copy = JobCopy::read(pipeline, location, &record)?;
-            (copy.id == id).then_some((location, record, copy.age))
+            (copy.id == id).then_some((location, record, copy.stage))
         });
-        let Some((location, record, age)) = found else {
-            return Ok(Examined::Passed(format!(
+        let Some((location, record, stage)) = found else {
+            return Ok(Evidence::Nothing(format!(
                 "{position} is not in Kafka any more: retention has removed it, or its topic was created again"
             )));
         };
@@ -186,7 +186,7 @@ impl Api {
             Location::Topic(TopicRole::Output) => State::Succeeded,
             // Also an index that does not know a redrive yet: then, a later copy exists.
             Location::Topic(TopicRole::DeadLetter) if !is_settled => {
-                return Ok(Examined::Passed(String::new()));
+                return Ok(Evidence::Nothing(String::new()));
             }
             Location::Topic(TopicRole::DeadLetter) => {
                 let at = position.clone();
@@ -198,12 +198,12 @@ impl Api {
                 let letter = letter.filter(|letter| letter.content == content_hash(&record));
                 match letter.map(|letter| letter.state) {
                     None => {
-                        return Ok(Examined::Passed(format!(
+                        return Ok(Evidence::Nothing(format!(
                             "the index does not contain the dead letter {position} yet, so it may have been redriven"
                         )));
                     }
                     Some(ledger::State::Redriven) => {
-                        return Ok(Examined::Passed(format!(
+                        return Ok(Evidence::Nothing(format!(
                             "the dead letter {position} was redriven, and no later record of the job is known in the pipeline"
                         )));
                     }
@@ -212,12 +212,12 @@ impl Api {
                 State::Dead
             }
             Location::Scheduler if is_settled => State::Waiting,
-            Location::Scheduler => return Ok(Examined::Passed(String::new())),
+            Location::Scheduler => return Ok(Evidence::Nothing(String::new())),
             Location::Topic(role) => {
                 let progress = self.progress(pipeline, role, position).await?;
                 match judge(pipeline, role, position, progress) {
                     Ok(state) => state,
-                    Err(reason) => return Ok(Examined::Passed(reason)),
+                    Err(reason) => return Ok(Evidence::Nothing(reason)),
                 }
             }
         };
@@ -229,14 +229,14 @@ impl Api {
         let has_failed = matches!(state, State::Waiting | State::Dead);
         let text = |text: Option<String>| text.filter(|_| has_failed).unwrap_or_default();
         let is_waiting = state == State::Waiting;
-        let due = (is_waiting && age.due != 0).then(|| Timestamp::from_millis(age.due));
+        let due = (is_waiting && stage.due != 0).then(|| Timestamp::from_millis(stage.due));
         let place = is_waiting.then(|| location.to_string());
-        Ok(Examined::Proven(Box::new(v1::JobOutcome {
+        Ok(Evidence::Outcome(Box::new(v1::JobOutcome {
             pipeline: pipeline.name.to_string(),
             state: state.into(),
             reason,
             position: Some(position.into()),
-            attempts: age.attempts.into(),
+            attempts: stage.attempts.into(),
             due_at: due.and_then(time_of_record),
             place: place.unwrap_or_default(),
             error_class: text(facts.class),

@@ -17,8 +17,8 @@ use crate::waiting::limit::ScanLimit;
 
 /// How long a call waits until the table contains everything.
 const PATIENCE: Duration = Duration::from_secs(1);
-/// How often it looks.
-const LOOK: Duration = Duration::from_millis(2);
+/// How often it checks the table.
+const RECHECK: Duration = Duration::from_millis(2);
 
 /// How many calls ask Kafka at the same time, and how many clients of groups wait between calls. Other calls wait.
 const CONNECTIONS: usize = 8;
@@ -185,7 +185,7 @@ impl JobOutcomes {
                     "the inspector has not read all records of the pipeline yet".to_owned()
                 ));
             }
-            std::thread::park_timeout(LOOK);
+            std::thread::park_timeout(RECHECK);
         }
     }
 }
