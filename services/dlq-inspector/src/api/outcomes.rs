@@ -215,15 +215,16 @@ impl Api {
             Location::Scheduler => return Ok(Evidence::Nothing(String::new())),
             Location::Topic(role) => {
                 let progress = self.progress(pipeline, role, position).await?;
-                match judge(pipeline, role, position, progress) {
-                    Ok(state) => state,
+                let is_paused = self.outcomes.is_paused(&pipeline.name);
+                match judge(pipeline, role, position, progress, is_paused) {
+                    Ok((state, missing)) => {
+                        missing.clone_into(&mut reason);
+                        state
+                    }
                     Err(reason) => return Ok(Evidence::Nothing(reason)),
                 }
             }
         };
-        if state == State::Dispatched {
-            "no worker of the pipeline is running".clone_into(&mut reason);
-        }
         let mask = viewer.mask(&pipeline.dead_letter_topic());
         let facts = Visible::of(&record, &mask).facts(&record, false, now);
         let has_failed = matches!(state, State::Waiting | State::Dead);
@@ -266,13 +267,14 @@ impl Api {
     }
 }
 
-/// What a copy proves that a group reads, or why it proves nothing.
+/// What a copy proves that a group reads, and what is missing until it goes on; or why it proves nothing.
 fn judge(
     pipeline: &Pipeline,
     role: TopicRole,
     position: &Position,
     progress: Progress,
-) -> Result<State, String> {
+    is_paused: Option<bool>,
+) -> Result<(State, &'static str), String> {
     if !progress.is_unread {
         let lost = match pipeline.output.is_none() || pipeline.drops_results {
             true => "the job has succeeded without a result",
@@ -282,17 +284,23 @@ fn judge(
             "{position} is complete and no later record is known: {lost}, or retention has removed what follows"
         ));
     }
-    match role {
-        TopicRole::Tier(_) => Ok(State::Waiting),
-        _ if progress.has_members == Some(true) => Ok(State::Running),
-        _ if progress.has_members.is_none() => Err(format!(
-            "it is in {position}, and Kafka does not tell whether workers of the pipeline are running"
+    let in_doubt = |reason: &str| Err(format!("it is in {position}, and {reason}"));
+    match (role, progress.has_members, is_paused) {
+        (TopicRole::Tier(_), ..) => Ok((State::Waiting, "")),
+        (_, None, _) => in_doubt("Kafka does not tell whether workers of the pipeline are running"),
+        (_, Some(true), None) => in_doubt("the inspector does not know yet whether the pipeline is paused"),
+        (_, Some(true), Some(false)) => Ok((State::Running, "")),
+        (TopicRole::Due, ..) => Ok((State::Waiting, "")),
+        (_, Some(true), Some(true)) => Ok((
+            State::Dispatched,
+            "the pipeline is paused: only an attempt that had begun before goes on",
         )),
-        TopicRole::Due => Ok(State::Waiting),
-        _ if progress.has_begun => Ok(State::Dispatched),
-        _ => Err(format!(
-            "it is in {position}, and no worker of the pipeline is running or has completed anything there; a worker with another group is not seen"
-        )),
+        (_, Some(false), _) if progress.has_begun => {
+            Ok((State::Dispatched, "no worker of the pipeline is running"))
+        }
+        (_, Some(false), _) => in_doubt(
+            "no worker of the pipeline is running or has completed anything there; a worker with another group is not seen",
+        ),
     }
 }
 
@@ -355,37 +363,39 @@ mod tests {
     fn only_offsets_prove_running() {
         let pipeline = Pipeline::new("jobs");
         let position = record_at("jobs", 0, 7).position;
-        let state = |role, is_unread, has_begun, has_members| {
+        let judged = |role, is_unread, has_begun, has_members, is_paused| {
             let progress = Progress {
                 is_unread,
                 has_begun,
-                has_members: Some(has_members),
+                has_members,
             };
-            judge(&pipeline, role, &position, progress).ok()
+            judge(&pipeline, role, &position, progress, is_paused)
         };
         let tier = TopicRole::Tier(HumanDuration::from_secs(5));
-        for (role, is_unread, has_begun, has_members, expected) in [
-            (TopicRole::Source, true, true, true, Some(State::Running)),
-            (TopicRole::Source, true, false, true, Some(State::Running)),
-            (TopicRole::Source, true, true, false, Some(State::Dispatched)),
-            // A foreign worker with a group of its own looks like this.
-            (TopicRole::Source, true, false, false, None),
-            (TopicRole::Source, false, true, true, None),
-            (TopicRole::Due, true, false, true, Some(State::Running)),
-            (TopicRole::Due, true, true, false, Some(State::Waiting)),
-            (TopicRole::Due, false, true, true, None),
-            (tier, true, false, false, Some(State::Waiting)),
-            (tier, false, true, false, None),
+        for (role, is_unread, has_begun, has_members, is_paused, expected) in [
+            (TopicRole::Source, true, true, true, false, Some(State::Running)),
+            (TopicRole::Source, true, false, true, false, Some(State::Running)),
+            (TopicRole::Source, true, true, false, false, Some(State::Dispatched)),
+            // Nobody has committed anything: a worker with another group may process it.
+            (TopicRole::Source, true, false, false, false, None),
+            (TopicRole::Source, false, true, true, false, None),
+            // Paused workers stay in the group.
+            (TopicRole::Source, true, true, true, true, Some(State::Dispatched)),
+            (TopicRole::Due, true, true, true, false, Some(State::Running)),
+            (TopicRole::Due, true, true, true, true, Some(State::Waiting)),
+            (TopicRole::Due, true, false, false, false, Some(State::Waiting)),
+            (TopicRole::Due, false, true, true, false, None),
+            (tier, true, false, false, true, Some(State::Waiting)),
+            (tier, false, true, false, false, None),
         ] {
-            let found = state(role, is_unread, has_begun, has_members);
-            assert_eq!(found, expected, "{role:?} {is_unread} {has_begun} {has_members}");
+            let found = judged(role, is_unread, has_begun, Some(has_members), Some(is_paused));
+            let found = found.ok().map(|(state, _)| state);
+            let case = format!("{role:?} {is_unread} {has_begun} {has_members} {is_paused}");
+            assert_eq!(found, expected, "{case}");
         }
-        let silent = Progress {
-            is_unread: true,
-            has_begun: true,
-            has_members: None,
-        };
-        let judged = judge(&pipeline, TopicRole::Source, &position, silent);
-        assert!(judged.unwrap_err().contains("does not tell"));
+        let silent = judged(TopicRole::Source, true, true, None, Some(false));
+        assert!(silent.unwrap_err().contains("does not tell"));
+        let unknown = judged(TopicRole::Source, true, true, Some(true), None);
+        assert!(unknown.unwrap_err().contains("does not know yet"));
     }
 }
