@@ -14,6 +14,7 @@ mod golden;
 mod group_states;
 mod groups;
 mod ledger_removal;
+mod job_outcomes;
 mod lifecycle;
 mod limits;
 mod overview;

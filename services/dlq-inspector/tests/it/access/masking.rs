@@ -25,6 +25,9 @@ const MASKED: [&str; 6] = [
     "n0t-json-7531",
 ];
 
+/// A job with a record that waits.
+const JOB: &str = "01KAJQ6Z2B0003000000000A7X";
+
 /// What the caller sees.
 const SHOWN: [&str; 4] = ["shown-field", "shown-header", "shown-message", "shown-stack"];
 
@@ -351,6 +354,7 @@ async fn no_method_answers_what_is_masked() {
     waits.headers = waits.headers.filtered(|name| name != "error-message");
     waits.headers.push_text("error-message", &message);
     waits.headers.push_text("x-user", MASKED[2]);
+    waits.headers.push_text("job-id", JOB);
     callers.env.put(&tier, 0, vec![waits]).await;
     let mut inspector = callers.env.start().await;
     let channel = inspector.channel().await;
@@ -427,7 +431,7 @@ async fn no_method_answers_what_is_masked() {
         }
     };
     let outcomes = v1::GetJobOutcomesRequest {
-        id: "01KAJQ6Z2B0003000000000A7X".to_owned(),
+        id: JOB.to_owned(),
         topic: pipeline.clone(),
     };
     let change_job = || {
@@ -629,6 +633,11 @@ async fn no_method_answers_what_is_masked() {
             continue;
         }
         let messages = answer.unwrap_or_else(|status| panic!("{method}: {status:?}"));
+        if method.ends_with("/GetJobOutcomes") {
+            let answered = v1::GetJobOutcomesResponse::decode(messages[0].clone()).unwrap();
+            let outcome = &answered.outcomes[0];
+            assert_eq!((outcome.state(), &*outcome.error_code), (v1::JobOutcomeState::Waiting, "http.503"));
+        }
         assert!(messages.iter().any(|message| !message.is_empty()), "{method}");
         answers.0.extend(messages.concat());
     }
