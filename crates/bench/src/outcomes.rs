@@ -213,7 +213,7 @@ async fn calls(
     let calling = (0..options.rate * options.seconds).map(|index| async move {
         let due = started + Duration::from_secs(1) * index / options.rate;
         sleep_until(due).await;
-        let number = index * 7_919 % options.count;
+        let number = index.wrapping_mul(7_919) % options.count;
         let outcomes = call(number).await?;
         let millis = due.elapsed().as_secs_f64() * 1_000.0;
         let state = outcomes.first().map(v1::JobOutcome::state);
