@@ -7,7 +7,8 @@ use anyhow::{Context as _, ensure};
 use futures::future::try_join_all;
 use redeliver_core::headers::{self, JOB_ID, Origin};
 use redeliver_core::{
-    Clock, Failure, Headers, HumanDuration, JobId, Jitter, Output, Pipeline, RetryPolicy, SystemClock, Timestamp,
+    Clock, Failure, Headers, HumanDuration, Jitter, JobId, Output, Pipeline, RetryPolicy, SystemClock,
+    Timestamp,
 };
 use redeliver_kafka::groups::{self, CommittedOffset, GroupOffsets};
 use redeliver_proto::v1;
@@ -173,7 +174,9 @@ scheduler: {{ apps: {{ bench: {{ topic: '{name}' }} }} }}
         }
     }
     filler.flush()?;
-    let dead = (0..count).filter(|number| Jobs::state(*number) == State::Dead).count();
+    let dead = (0..count)
+        .filter(|number| Jobs::state(*number) == State::Dead)
+        .count();
     wait_until("all dead letters are indexed", TIMEOUT, || {
         Ok(process.metric("redeliver_dlq_indexed_total")? >= dead as f64)
     })?;
@@ -222,12 +225,17 @@ async fn calls(
     });
     let measured = try_join_all(calling).await?;
     let times = |of: Option<State>| {
-        let of_state = measured.iter().filter(|(state, _)| of.is_none_or(|of| of == *state));
+        let of_state = measured
+            .iter()
+            .filter(|(state, _)| of.is_none_or(|of| of == *state));
         Distribution::of(of_state.map(|(_, millis)| *millis).collect())
     };
     let mut found = vec![("GetJobOutcomes".to_owned(), times(None))];
     for state in STATES {
-        let name = state.as_str_name().trim_start_matches("JOB_OUTCOME_STATE_").to_lowercase();
+        let name = state
+            .as_str_name()
+            .trim_start_matches("JOB_OUTCOME_STATE_")
+            .to_lowercase();
         found.push((format!("GetJobOutcomes, {name}"), times(Some(state))));
     }
     Ok(found)

@@ -5,9 +5,9 @@ use std::time::Duration;
 use redeliver_core::JobId;
 use redeliver_proto::v1::waiting_service_client::WaitingServiceClient;
 use redeliver_proto::v1::{
-    GetJobOutcomesRequest, GetWaitingStatsRequest, JobOutcome, JobOutcomeState, ListWaitingRequest, PipelineTrace,
-    ScanProgress, TraceRecordRequest, WaitingRecords, WaitingStats, get_waiting_stats_response,
-    list_waiting_response, trace_record_response,
+    GetJobOutcomesRequest, GetWaitingStatsRequest, JobOutcome, JobOutcomeState, ListWaitingRequest,
+    PipelineTrace, ScanProgress, TraceRecordRequest, WaitingRecords, WaitingStats,
+    get_waiting_stats_response, list_waiting_response, trace_record_response,
 };
 use tonic::Streaming;
 

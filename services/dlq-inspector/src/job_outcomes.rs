@@ -111,7 +111,9 @@ impl JobOutcomes {
     /// Whether an operator has paused a pipeline; `None` until the control topic was read. Workers do not start before they have read it.
     pub(crate) fn is_paused(&self, pipeline: &str) -> Option<bool> {
         let control = &self.0.control;
-        control.is_known().then(|| control.snapshot().pipeline(pipeline).is_paused)
+        control
+            .is_known()
+            .then(|| control.snapshot().pipeline(pipeline).is_paused)
     }
 
     /// From when on records are known; `None` until reading has begun.

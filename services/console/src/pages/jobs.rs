@@ -2,10 +2,10 @@
 
 use askama::Template;
 use axum::response::Response;
-use redeliver_client::{JobId, unknown_outcome};
 use redeliver_client::messages::{
     Application, Job, JobOutcome, JobOutcomeState, JobState, ListJobsRequest, Stats,
 };
+use redeliver_client::{JobId, unknown_outcome};
 use serde::Deserialize;
 
 use crate::access::{Access, Actions};
@@ -206,7 +206,10 @@ async fn show(backend: &Backend, id: &str) -> Response {
             Err(error) => {
                 let problem = Problem::not_found("Job");
                 let asked = Problem::from(error).detail;
-                let detail = format!("{} The inspector cannot tell what became of it: {asked}", problem.detail);
+                let detail = format!(
+                    "{} The inspector cannot tell what became of it: {asked}",
+                    problem.detail
+                );
                 Failed::respond(SECTION, Problem { detail, ..problem })
             }
         },

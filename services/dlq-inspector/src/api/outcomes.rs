@@ -375,7 +375,14 @@ mod tests {
         for (role, is_unread, has_begun, has_members, is_paused, expected) in [
             (TopicRole::Source, true, true, true, false, Some(State::Running)),
             (TopicRole::Source, true, false, true, false, Some(State::Running)),
-            (TopicRole::Source, true, true, false, false, Some(State::Dispatched)),
+            (
+                TopicRole::Source,
+                true,
+                true,
+                false,
+                false,
+                Some(State::Dispatched),
+            ),
             // Nobody has committed anything: a worker with another group may process it.
             (TopicRole::Source, true, false, false, false, None),
             (TopicRole::Source, false, true, true, false, None),

@@ -86,7 +86,9 @@ pub(crate) fn read_sources(connection: &Connection) -> rusqlite::Result<BTreeMap
     while let Some(row) = rows.next()? {
         if let Some(source) = sources.get_mut(&row.get::<_, String>("source")?) {
             let topic: String = row.get("topic")?;
-            source.since.insert((topic.into(), row.get("partition")?), row.get("next")?);
+            source
+                .since
+                .insert((topic.into(), row.get("partition")?), row.get("next")?);
         }
     }
     Ok(sources)
@@ -105,7 +107,9 @@ mod tests {
             CREATE TABLE positions (topic_id INTEGER, partition INTEGER, next INTEGER);";
         connection.execute_batch(others).unwrap();
         connection.execute_batch(CREATE).unwrap();
-        connection.execute("INSERT INTO positions VALUES (7, 0, ?)", [next]).unwrap();
+        connection
+            .execute("INSERT INTO positions VALUES (7, 0, ?)", [next])
+            .unwrap();
         connection
     }
 

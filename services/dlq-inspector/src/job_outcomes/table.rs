@@ -7,7 +7,7 @@ use std::collections::HashMap;
 
 use redeliver_core::JobId;
 
-use super::copy::{Stage, JobCopy};
+use super::copy::{JobCopy, Stage};
 
 /// A job in a pipeline: the number of the pipeline, then the id. As bytes, it needs no padding.
 type Key = [u8; 18];

@@ -24,7 +24,10 @@ impl Doubts {
     pub fn is_certain(&mut self, about: &str, now: Instant) -> bool {
         self.0
             .retain(|_, doubt| now.saturating_duration_since(doubt.last) < FORGOTTEN);
-        let first = Doubt { since: now, last: now };
+        let first = Doubt {
+            since: now,
+            last: now,
+        };
         let doubt = self.0.entry(about.to_owned()).or_insert(first);
         doubt.last = now;
         now.saturating_duration_since(doubt.since) >= CERTAIN

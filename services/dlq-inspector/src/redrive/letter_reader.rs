@@ -135,9 +135,9 @@ impl LetterReader {
             (rest, count) = (others, count * GROWTH);
             let mut next: Vec<&(&Record, Position)> = next.iter().collect();
             next.sort_by(|one, other| one.1.cmp(&other.1));
-            for batch in next.chunk_by(|(_, one), (_, next)| {
-                (&one.topic, one.partition) == (&next.topic, next.partition)
-            }) {
+            for batch in next
+                .chunk_by(|(_, one), (_, next)| (&one.topic, one.partition) == (&next.topic, next.partition))
+            {
                 if size >= STEP_BYTES || started.elapsed() >= ORIGINALS_TIME {
                     break 'reading;
                 }

@@ -33,8 +33,10 @@ impl World {
         let names = ["first", "second"].map(|pipeline| format!("{base}-{pipeline}"));
         for pipeline in &names {
             env.base.set(&format!("pipelines.{pipeline}.source"), &source);
-            env.base
-                .set(&format!("pipelines.{pipeline}.output"), &format!("{pipeline}-out"));
+            env.base.set(
+                &format!("pipelines.{pipeline}.output"),
+                &format!("{pipeline}-out"),
+            );
         }
         env.base.set("scheduler.apps.shop.topic", &source);
         env.recreate_topic(&source, 1).await;
@@ -112,7 +114,12 @@ async fn outcomes_are_those_of_pipelines() {
         .iter()
         .map(|outcome| {
             let position = outcome.position.as_ref().unwrap();
-            (&*outcome.pipeline, outcome.state(), &*position.topic, &*outcome.error_code)
+            (
+                &*outcome.pipeline,
+                outcome.state(),
+                &*position.topic,
+                &*outcome.error_code,
+            )
         })
         .collect();
     let [first, second] = &world.names;
@@ -157,7 +164,10 @@ async fn disabled_index_says_so() {
         .iter()
         .map(|outcome| (outcome.state(), &*outcome.reason))
         .collect();
-    assert_eq!(found, [(State::Unknown, "dlq_inspector.max_job_outcomes is 0"); 2]);
+    assert_eq!(
+        found,
+        [(State::Unknown, "dlq_inspector.max_job_outcomes is 0"); 2]
+    );
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -184,7 +194,11 @@ async fn outcome_contains_nothing_masked() {
             partition: 0,
             offset: 7,
         };
-        let mut letter = copy(pipeline, &origin, [("job-id", Some(JOB.as_bytes()))].into_iter().collect());
+        let mut letter = copy(
+            pipeline,
+            &origin,
+            [("job-id", Some(JOB.as_bytes()))].into_iter().collect(),
+        );
         for (name, value) in [
             ("error-class", "permanent"),
             ("error-code", "s3cret.code"),
@@ -214,7 +228,10 @@ async fn outcome_contains_nothing_masked() {
         }
     })
     .await;
-    assert_eq!((&*whole.error_class, &*whole.error_code), ("permanent", "s3cret.code"));
+    assert_eq!(
+        (&*whole.error_class, &*whole.error_code),
+        ("permanent", "s3cret.code")
+    );
     let masked = ask("masked", &orders).await.unwrap();
     assert_eq!((masked.state(), &*masked.error_class), (State::Dead, "permanent"));
     assert!(!format!("{masked:?}").contains("s3cret"), "{masked:?}");

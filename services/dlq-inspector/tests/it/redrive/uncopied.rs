@@ -168,8 +168,13 @@ async fn uncopied_payload_is_read_at_origin() {
     }
     assert_eq!(samples.len(), 3);
     let entries = audited(&world.env, &job.id);
-    let redriven = entries.iter().find(|entry| entry.action == "dead-letters.redrive");
-    assert_eq!(redriven.unwrap().details, format!("payloads read from {}", world.source));
+    let redriven = entries
+        .iter()
+        .find(|entry| entry.action == "dead-letters.redrive");
+    assert_eq!(
+        redriven.unwrap().details,
+        format!("payloads read from {}", world.source)
+    );
     let redriven = world.redriven();
     let keys: Vec<_> = redriven
         .iter()
@@ -358,7 +363,11 @@ async fn alternating_origins_are_all_redriven() {
     let redriven = world.redriven();
     let keys: BTreeSet<_> = redriven.iter().map(|record| record.key.clone()).collect();
     assert_eq!((redriven.len(), keys.len()), (40, 40));
-    assert!(redriven.iter().all(|record| record.value.as_ref() == Some(&large)));
+    assert!(
+        redriven
+            .iter()
+            .all(|record| record.value.as_ref() == Some(&large))
+    );
 }
 
 #[tokio::test(flavor = "multi_thread")]
