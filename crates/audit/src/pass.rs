@@ -135,7 +135,7 @@ impl Clients {
         let names: Vec<&str> = topics.iter().map(|topic| &**topic).collect();
         match self.settings.is_embedded {
             true => Ok(BTreeMap::new()),
-            false => self.reader.topics().ids(&names),
+            false => self.reader.topics().known_ids(&names),
         }
     }
 

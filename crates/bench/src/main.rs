@@ -18,6 +18,7 @@ mod kafka;
 mod lake;
 mod lane;
 mod memory;
+mod outcomes;
 mod process;
 mod records;
 mod redis;
@@ -86,6 +87,8 @@ enum Bench {
     Console(console::Options),
     /// Scans of waiting records by an inspector process
     Waiting(waiting::Options),
+    /// Memory and calls of an inspector process that knows what became of jobs
+    Outcomes(outcomes::Options),
     /// The circuit breaker of an enricher process while a part of the calls fails, and after an outage
     Breaker {
         /// Number of rounds; each round measures everything once
@@ -116,6 +119,7 @@ async fn main() -> anyhow::Result<()> {
         Bench::Dlq(options) => dlq::run(&broker, &options, &mut figures).await?,
         Bench::Console(options) => console::run(&broker, &options, &mut figures).await?,
         Bench::Waiting(options) => waiting::run(&broker, &options, &mut figures).await?,
+        Bench::Outcomes(options) => outcomes::run(&broker, &options, &mut figures).await?,
         Bench::Breaker { rounds } => breaker::run(&broker, rounds, &mut figures)?,
         Bench::Lake(options) => lake::run(&broker, &options, &mut figures).await?,
         Bench::Isolation(options) => isolation::run(&options, &mut figures).await?,

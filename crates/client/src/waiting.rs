@@ -5,9 +5,9 @@ use std::time::Duration;
 use redeliver_core::JobId;
 use redeliver_proto::v1::waiting_service_client::WaitingServiceClient;
 use redeliver_proto::v1::{
-    GetJobOutcomesRequest, GetWaitingStatsRequest, JobOutcome, ListWaitingRequest, PipelineTrace,
-    ScanProgress, TraceRecordRequest, WaitingRecords, WaitingStats, get_waiting_stats_response,
-    list_waiting_response, trace_record_response,
+    GetJobOutcomesRequest, GetWaitingStatsRequest, JobOutcome, JobOutcomeState, ListWaitingRequest,
+    PipelineTrace, ScanProgress, TraceRecordRequest, WaitingRecords, WaitingStats,
+    get_waiting_stats_response, list_waiting_response, trace_record_response,
 };
 use tonic::Streaming;
 
@@ -23,6 +23,16 @@ client! {
     ///
     /// The inspector reads topics for each call, which can take minutes. The functions call `progress` meanwhile.
     WaitingClient(WaitingServiceClient);
+}
+
+/// It is unknown what has become of a job, for this reason.
+#[must_use]
+pub fn unknown_outcome(reason: String) -> JobOutcome {
+    JobOutcome {
+        state: JobOutcomeState::Unknown.into(),
+        reason,
+        ..JobOutcome::default()
+    }
 }
 
 /// A message of a scan.
@@ -96,7 +106,8 @@ impl WaitingClient {
         answer.await
     }
 
-    /// What has become of a job since its dispatch, in each pipeline that reads its topic. Without a topic, in those in which it is known.
+    /// What has become of a job since its dispatch, in each pipeline that reads its topic: with a topic, at least one outcome. Without a topic, in those in which
+    /// it is known.
     ///
     /// # Errors
     /// If the inspector or Kafka is unavailable, or the request is refused.
@@ -106,7 +117,12 @@ impl WaitingClient {
             topic: topic.to_owned(),
         };
         let answer = self.service.clone().get_job_outcomes(request).await;
-        Ok(self.answer(answer).await?.outcomes)
+        let mut outcomes = self.answer(answer).await?.outcomes;
+        if outcomes.is_empty() && !topic.is_empty() {
+            let reason = format!("no pipeline that you may see has the source {topic}");
+            outcomes.push(unknown_outcome(reason));
+        }
+        Ok(outcomes)
     }
 
     /// Waits for the answer of a scan.

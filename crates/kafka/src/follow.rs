@@ -137,11 +137,14 @@ impl Follower {
         self.rounds
     }
 
-    /// The current ids of topics, as far as the broker tells them. Blocks.
+    /// The current ids of topics, see [`TopicClient::ids`]. Blocks.
     ///
     /// # Errors
     /// If the broker does not answer.
-    pub fn topic_ids(&mut self, topics: &[&str]) -> Result<BTreeMap<String, TopicId>, ReadError> {
+    pub fn topic_ids(
+        &mut self,
+        topics: &[&str],
+    ) -> Result<BTreeMap<String, Result<TopicId, ReadError>>, ReadError> {
         // Also for a caller that repeats the request until it succeeds.
         if self.renewal.is_due() {
             self.renew_credentials()?;

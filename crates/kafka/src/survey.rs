@@ -215,12 +215,17 @@ impl Surveyor {
     /// The ids of these topics; `None` for one that Kafka does not describe to this client. Without those that do not exist. Blocks.
     ///
     /// # Errors
-    /// If the broker does not answer.
+    /// If the broker does not answer, or not about one of them.
     pub fn ids(&self, topics: &[&str]) -> Result<BTreeMap<String, Option<TopicId>>, ReadError> {
         let clients = self.0.get();
-        let ids = topic_ids(clients.consumer.client(), topics, CALL)
-            .map_err(admin("requesting the ids of topics"))?;
-        Ok(ids.into_iter().map(|(topic, id)| (topic, id.ok())).collect())
+        let failed = admin("requesting the ids of topics");
+        let ids = topic_ids(clients.consumer.client(), topics, CALL).map_err(&failed)?;
+        let known = |(topic, id): (String, Result<TopicId, _>)| match id.map_err(&failed) {
+            Ok(id) => Ok((topic, Some(id))),
+            Err(error) if error.is_denied() => Ok((topic, None)),
+            Err(error) => Err(error),
+        };
+        ids.into_iter().map(known).collect()
     }
 
     async fn settings(&self, topics: &[Arc<str>]) -> Result<Vec<(String, Vec<ConfigEntry>)>, ReadError> {

@@ -11,7 +11,7 @@ use crate::packages;
 
 #[derive(clap::Args)]
 pub(crate) struct Arguments {
-    /// relay, worker, transactions, memory, scheduler, dlq, console, waiting, breaker, isolation or lake, followed by its flags, such as `--count 100000`
+    /// relay, worker, transactions, memory, scheduler, dlq, console, waiting, outcomes, breaker, isolation or lake, followed by its flags, such as `--count 100000`
     #[arg(
         required = true,
         trailing_var_arg = true,

@@ -194,7 +194,11 @@ impl Api {
     /// Reserves memory for a message that was made without, because its size was unknown. Few calls wait with
     /// such a message.
     async fn hold<T: Message>(&self, viewer: &Viewer, message: &T) -> Result<Reservation, Status> {
-        let size = message.encoded_len() as u64;
+        self.hold_bytes(viewer, message.encoded_len() as u64).await
+    }
+
+    /// As [`Api::hold`], for what was read.
+    async fn hold_bytes(&self, viewer: &Viewer, size: u64) -> Result<Reservation, Status> {
         if let Some(memory) = self.memory.try_reserve(viewer.caller(), size) {
             return Ok(memory);
         }

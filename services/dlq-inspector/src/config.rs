@@ -168,8 +168,12 @@ impl DlqInspectorConfig {
             }
             for source in sources {
                 findings.topic(field, source);
-                if source == topic {
-                    findings.report(field, format!("`{topic}` is no source of itself"));
+                // Its masking rules would not apply.
+                if patterns.matches(source) {
+                    findings.report(
+                        field,
+                        format!("`{source}` matches dlq_inspector.topics, so it is a dead-letter topic"),
+                    );
                 }
             }
         }

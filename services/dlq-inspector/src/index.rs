@@ -171,7 +171,7 @@ pub struct Index {
 }
 
 /// The name of the database file if its contents depend on no settings.
-pub const FILE: &str = "dlq-index-v16.db";
+pub const FILE: &str = "dlq-index-v17.db";
 
 /// What the names of the files of all versions begin with.
 const PREFIX: &str = "dlq-index";

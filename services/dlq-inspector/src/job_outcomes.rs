@@ -22,8 +22,9 @@ use std::collections::{BTreeSet, HashMap};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use redeliver_core::{JobId, Pipeline, Position, Timestamp};
-use redeliver_kafka::KafkaSettings;
+use redeliver_kafka::{KafkaSettings, TopicId};
 use redeliver_runtime::Config;
+use redeliver_service::control::Control;
 use redeliver_service::topics;
 
 use self::progress::Clients;
@@ -42,6 +43,7 @@ struct Inner {
     /// Where long waits are written.
     ingest: Arc<str>,
     is_enabled: bool,
+    control: Control,
     state: Mutex<State>,
     clients: Clients,
 }
@@ -55,6 +57,10 @@ struct State {
     next: HashMap<Partition, i64>,
     /// The pipelines that read or write each topic.
     of_pipelines: HashMap<Arc<str>, BTreeSet<u16>>,
+    /// The ids of the topics that are read.
+    ids: HashMap<Arc<str>, TopicId>,
+    /// The topics that cannot be read, and why.
+    refused: HashMap<Arc<str>, String>,
     /// From when on records are known. `None` until reading has begun.
     since: Option<Timestamp>,
 }
@@ -68,7 +74,7 @@ pub(crate) struct Known {
 
 impl JobOutcomes {
     /// Knows nothing yet. `max_jobs`: of how many jobs in pipelines it knows the newest record; 0: no topics are read.
-    pub(crate) fn new(config: &Config, kafka: &KafkaSettings, max_jobs: u32) -> Self {
+    pub(crate) fn new(config: &Config, kafka: &KafkaSettings, max_jobs: u32, control: Control) -> Self {
         let scheduler = config.scheduler.topics();
         let mut pipelines = topics::pipelines(config);
         pipelines.retain(|pipeline| scheduler.apps.contains(&pipeline.source));
@@ -77,12 +83,15 @@ impl JobOutcomes {
             is_enabled: max_jobs > 0 && !pipelines.is_empty(),
             pipelines,
             ingest: scheduler.ingest,
+            control,
             state: Mutex::new(State {
                 table: Table::new(max_jobs as usize),
                 topics: Vec::new(),
                 numbers: HashMap::new(),
                 next: HashMap::new(),
                 of_pipelines: HashMap::new(),
+                ids: HashMap::new(),
+                refused: HashMap::new(),
                 since: None,
             }),
             clients: Clients::new(kafka),
@@ -97,6 +106,14 @@ impl JobOutcomes {
     /// The pipelines whose source is the topic of an application, with their numbers.
     pub(crate) fn pipelines(&self) -> impl Iterator<Item = (u16, &Pipeline)> {
         (0..).zip(&self.0.pipelines)
+    }
+
+    /// Whether an operator has paused a pipeline; `None` until the control topic was read. Workers do not start before they have read it.
+    pub(crate) fn is_paused(&self, pipeline: &str) -> Option<bool> {
+        let control = &self.0.control;
+        control
+            .is_known()
+            .then(|| control.snapshot().pipeline(pipeline).is_paused)
     }
 
     /// From when on records are known; `None` until reading has begun.

@@ -255,7 +255,12 @@ pub fn mount(host: &mut Host, config: DlqInspectorConfig, listener: Listener) ->
     let destinations = Arc::new(redrive::start::destinations(host, &config));
     let surveyor = Surveyor::new(&host.kafka)?;
     let scans = Scans::new(&host.config, &host.kafka, surveyor.clone());
-    let outcomes = JobOutcomes::new(&host.config, &host.kafka, config.max_job_outcomes);
+    let outcomes = JobOutcomes::new(
+        &host.config,
+        &host.kafka,
+        config.max_job_outcomes,
+        overview_control.clone(),
+    );
     if outcomes.is_enabled() {
         let keep = host.config.scheduler.keep_ended.as_millis();
         let since = host.clock.now().as_millis();

@@ -13,6 +13,7 @@
 //! | [`refusal`] | why a change is refused |
 //! | [`room`] | which jobs are removed for a new one |
 //! | [`pace`] | what the executor does next |
+//! | [`doubts`] | which answers of Kafka count only once they have lasted |
 //! | [`omitted`] | dead letters whose payload was left out |
 //! | [`outcomes`] | what became of the items of a job, and where their records are |
 //! | `gone` | below which offsets Kafka has deleted dead letters for good |
@@ -27,6 +28,7 @@
 
 pub mod change;
 pub(crate) mod decider;
+pub mod doubts;
 pub mod edit;
 pub(crate) mod executor;
 pub(crate) mod gone;

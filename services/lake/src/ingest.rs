@@ -475,13 +475,13 @@ impl Running {
                 continue;
             };
             match ids.get(&**topic) {
-                Some(id) if known.is_other(Some(*id)) => {
+                Some(Ok(id)) if known.is_other(Some(*id)) => {
                     self.forget(topic, "recreated")?;
                     return Ok(Flushed::Done);
                 }
-                Some(_) => {}
+                Some(Ok(_)) => {}
                 // Perhaps the broker does not know all topics yet; surveys decide.
-                None => return Ok(Flushed::Waits(topic.clone())),
+                Some(Err(_)) | None => return Ok(Flushed::Waits(topic.clone())),
             }
         }
         let buffer = &mut self.buffers[table];

@@ -10,7 +10,9 @@ use std::process::ExitCode;
 
 use clap::{Args, Subcommand};
 use redeliver_client::messages::{Application, Job, JobOutcome, JobState, Outcome, Stats};
-use redeliver_client::{Answer, ClientError, Endpoint, JobClient, JobId, Timestamp, WaitingClient, When};
+use redeliver_client::{
+    Answer, ClientError, Endpoint, JobClient, JobId, Timestamp, WaitingClient, When, unknown_outcome,
+};
 use redeliver_core::HumanDuration;
 use redeliver_core::error_chain::error_chain;
 use redeliver_runtime::cli::{CommonArgs, EXIT_FAILURE};
@@ -258,12 +260,20 @@ async fn get(config: &Config, args: &GetArgs) -> Result<ExitCode, CliError> {
         Some(job) if job.state() != JobState::Dispatched => Vec::new(),
         Some(job) => args.outcomes(config, &job.topic).await.unwrap_or_else(|error| {
             let reason = format!("cannot ask the inspector: {}", error_chain(&error));
-            vec![outcome::unknown(reason)]
+            vec![unknown_outcome(reason)]
         }),
         // The inspector can remember it for longer.
         None => match args.outcomes(config, "").await {
             Ok(outcomes) if !outcomes.is_empty() => outcomes,
-            _ => return Err(CliError::failed(ChangedJob::Id(args.id).unknown())),
+            Ok(_) => return Err(CliError::failed(ChangedJob::Id(args.id).unknown())),
+            Err(error) => {
+                let text = format!(
+                    "{}; cannot ask the inspector: {}",
+                    ChangedJob::Id(args.id).unknown(),
+                    error_chain(&error)
+                );
+                return Err(CliError::failed(text));
+            }
         },
     };
     let job = job.unwrap_or_else(|| Job {
@@ -295,12 +305,7 @@ impl GetArgs {
             .endpoint(self.inspector.as_deref(), &service)?;
         let connected = WaitingClient::connect(&endpoint).await;
         let client = connected.map_err(|error| service.failure(error))?;
-        let outcomes = client.job_outcomes(self.id, topic).await?;
-        if outcomes.is_empty() && !topic.is_empty() {
-            let reason = format!("no pipeline that you may see has the source {topic}");
-            return Ok(vec![outcome::unknown(reason)]);
-        }
-        Ok(outcomes)
+        Ok(client.job_outcomes(self.id, topic).await?)
     }
 }
 

@@ -99,11 +99,21 @@ impl TopicClient {
         })
     }
 
+    /// The ids of topics, or why the broker does not tell one. Without topics that the broker does not know: a moment after their creation, some do not know
+    /// them yet. Without any, if the broker does not support ids.
+    ///
+    /// # Errors
+    /// If the broker does not answer.
+    pub fn ids(&self, topics: &[&str]) -> Result<BTreeMap<String, Result<TopicId, ReadError>>, ReadError> {
+        let ids = self.request_ids(topics)?.into_iter();
+        Ok(ids.map(|(topic, id)| (topic, id.map_err(admin(IDS)))).collect())
+    }
+
     /// The ids of topics, as far as the broker tells them.
     ///
     /// # Errors
     /// If the broker does not answer.
-    pub fn ids(&self, topics: &[&str]) -> Result<BTreeMap<String, TopicId>, ReadError> {
+    pub fn known_ids(&self, topics: &[&str]) -> Result<BTreeMap<String, TopicId>, ReadError> {
         let known = self.request_ids(topics)?.into_iter();
         Ok(known.filter_map(|(topic, id)| Some((topic, id.ok()?))).collect())
     }

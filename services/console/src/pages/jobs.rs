@@ -2,10 +2,10 @@
 
 use askama::Template;
 use axum::response::Response;
-use redeliver_client::JobId;
 use redeliver_client::messages::{
     Application, Job, JobOutcome, JobOutcomeState, JobState, ListJobsRequest, Stats,
 };
+use redeliver_client::{JobId, unknown_outcome};
 use serde::Deserialize;
 
 use crate::access::{Access, Actions};
@@ -127,6 +127,7 @@ pub(crate) async fn list(backend: Backend, Query(parameters): Query<Parameters>)
 #[template(path = "job.html")]
 struct One {
     frame: Frame,
+    id: String,
     job: Job,
     data: Option<Shown>,
     /// What has become of a job that was dispatched, from the inspector.
@@ -148,29 +149,29 @@ fn link(outcome: &JobOutcome, id: &str) -> String {
     }
 }
 
+/// A job that the scheduler does not know any more.
+#[derive(Template)]
+#[template(path = "ended_job.html")]
+struct Ended {
+    frame: Frame,
+    id: String,
+    outcomes: Vec<JobOutcome>,
+}
+
 async fn outcomes(backend: &Backend, job: &Job, id: JobId) -> Vec<JobOutcome> {
-    let unknown = |reason: String| JobOutcome {
-        state: JobOutcomeState::Unknown.into(),
-        reason,
-        ..JobOutcome::default()
-    };
     if job.state() != JobState::Dispatched {
         return Vec::new();
     }
-    match backend.waiting().job_outcomes(id, &job.topic).await {
-        Ok(outcomes) if outcomes.is_empty() => {
-            vec![unknown(format!(
-                "no pipeline that you may see has the source {}",
-                job.topic
-            ))]
-        }
-        Ok(outcomes) => outcomes,
-        Err(error) => vec![unknown(Problem::from(error).detail)],
-    }
+    let outcomes = backend.waiting().job_outcomes(id, &job.topic).await;
+    outcomes.unwrap_or_else(|error| vec![unknown_outcome(Problem::from(error).detail)])
 }
 
 pub(crate) async fn one(backend: Backend, Path(id): Path<String>) -> Response {
     show(&backend, &id).await
+}
+
+fn job_frame(id: &str) -> Frame {
+    Frame::new(SECTION, format!("Job {id}")).command(Command::new("jobs get").argument(id))
 }
 
 async fn show(backend: &Backend, id: &str) -> Response {
@@ -182,8 +183,8 @@ async fn show(backend: &Backend, id: &str) -> Response {
         Ok(Some(job)) => {
             let access = backend.access(Service::Scheduler).await;
             let page = One {
-                frame: Frame::new(SECTION, format!("Job {id}"))
-                    .command(Command::new("jobs get").argument(id)),
+                frame: job_frame(id),
+                id: id.to_owned(),
                 data: (!job.data.is_empty()).then(|| Shown::of(&job.data)),
                 outcomes: outcomes(backend, &job, parsed).await,
                 buttons: access.actions(super::act::job(&job)),
@@ -191,7 +192,27 @@ async fn show(backend: &Backend, id: &str) -> Response {
             };
             respond(&page, axum::http::StatusCode::OK)
         }
-        Ok(None) => Failed::respond(SECTION, Problem::not_found("Job")),
+        // The inspector can remember it for longer.
+        Ok(None) => match backend.waiting().job_outcomes(parsed, "").await {
+            Ok(outcomes) if !outcomes.is_empty() => {
+                let page = Ended {
+                    frame: job_frame(id),
+                    id: id.to_owned(),
+                    outcomes,
+                };
+                respond(&page, axum::http::StatusCode::OK)
+            }
+            Ok(_) => Failed::respond(SECTION, Problem::not_found("Job")),
+            Err(error) => {
+                let problem = Problem::not_found("Job");
+                let asked = Problem::from(error).detail;
+                let detail = format!(
+                    "{} The inspector cannot tell what became of it: {asked}",
+                    problem.detail
+                );
+                Failed::respond(SECTION, Problem { detail, ..problem })
+            }
+        },
         Err(error) => Failed::respond(SECTION, error.into()),
     }
 }

@@ -154,8 +154,8 @@ impl Api {
         };
         if let Some(whole) = at_origin.as_ref().and_then(AtOrigin::whole) {
             drop(memory);
-            let size = letter.record_size + omitted::size(whole) as u64 + headers_size(&whole.headers);
-            memory = self.reserve(viewer, size + decoded).await?;
+            let size = letter.record_size + whole.size() as u64;
+            memory = self.hold_bytes(viewer, size + decoded).await?;
             show_origin(&mut stored.record, whole);
         }
         let value = stored.record.value.clone();

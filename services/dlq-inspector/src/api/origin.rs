@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use redeliver_core::{Position, Record, Timestamp};
+use redeliver_core::{Position, Record};
 use redeliver_kafka::TopicId;
 use redeliver_proto::error::status;
 use redeliver_proto::v1;
@@ -11,7 +11,7 @@ use tonic::{Code, Status};
 use super::{Api, blocking, kafka_unavailable, query_failed, shutting_down};
 use crate::access::Viewer;
 use crate::index::{self, IndexedLetter, IndexedSource};
-use crate::redrive::job::Outcome;
+use crate::redrive::job::{Job, Outcome};
 use crate::redrive::omitted::{self, Restored};
 
 /// What is known of the topics that have them.
@@ -23,16 +23,16 @@ pub(super) struct Sources {
 }
 
 impl Sources {
-    /// The id of a topic, if it may be the one that had the payload of a dead letter that was indexed at this time.
+    /// The id of a topic, if it may be the one that had the payload of a dead letter.
     ///
     /// # Errors
     /// Why it is not read.
-    pub(super) fn id(&self, topic: &str, indexed_at: Timestamp) -> Result<TopicId, Outcome> {
+    pub(super) fn id(&self, topic: &str, letter: &Position) -> Result<TopicId, Outcome> {
         let current = self.current.get(topic).ok_or(Outcome::OriginRecreated)?;
         let current = current.ok_or(Outcome::PayloadOmitted)?;
         let indexed = self.indexed.get(topic);
         // Before it was listed, nothing was recorded.
-        if indexed.is_some_and(|indexed| !indexed.may_have_had(current, indexed_at)) {
+        if indexed.is_some_and(|indexed| !indexed.may_have_had(current, letter)) {
             return Err(Outcome::OriginRecreated);
         }
         Ok(current)
@@ -72,7 +72,7 @@ impl AtOrigin {
         match self.restored {
             Some(restored) => Ok(restored),
             None => viewer
-                .require(&self.origin.topic)
+                .require_payloads(&self.origin.topic)
                 .map(|()| Err(Outcome::PayloadOmitted)),
         }
     }
@@ -123,7 +123,8 @@ impl Api {
         let Some(origin) = self.redrives.destinations.uncopied_of(record) else {
             return Ok(None);
         };
-        let restored = match viewer.sees(&origin.topic) {
+        // As if the dead letter had been in that topic: whoever can write dead letters names any record of it.
+        let restored = match viewer.require_payloads(&origin.topic).is_ok() {
             true => Some(self.read_origin(letter, record, &origin).await?),
             false => None,
         };
@@ -136,24 +137,59 @@ impl Api {
         record: &Record,
         origin: &Position,
     ) -> Result<Restored, Status> {
-        let topic = origin.topic.to_string();
-        let sources = self.sources_of(vec![topic.clone()]).await?;
-        let id = match sources.id(&topic, letter.indexed_at) {
-            Ok(id) => id,
-            Err(skip) => return Ok(Err(skip)),
+        let sources = self.sources_of(vec![origin.topic.to_string()]).await?;
+        match sources.id(&origin.topic, &letter.id) {
+            Ok(id) => self.read_of_topic(record, origin, id).await,
+            Err(skip) => Ok(Err(skip)),
+        }
+    }
+
+    /// What a redrive reads at the origin of a dead letter that has no payload; `None` if it reads nothing.
+    pub(super) async fn read_for(
+        &self,
+        viewer: &Viewer,
+        job: &Job,
+        record: &Record,
+    ) -> Result<Option<Restored>, Status> {
+        let destinations = &self.redrives.destinations;
+        if let Some(origin) = destinations.uncopied_of(record) {
+            let planned = job.origin_ids().get(&*origin.topic).copied();
+            return match planned.filter(|_| viewer.sees(&origin.topic)) {
+                Some(id) => self.read_of_topic(record, &origin, id).await.map(Some),
+                // The caller may not know, or the configuration has changed since the plan.
+                None => Ok(Some(Err(Outcome::PayloadOmitted))),
+            };
+        }
+        let Some(origin) = destinations.original(&record.position.topic, &record.headers) else {
+            return Ok(None);
         };
+        match self.lookups.get(vec![origin]).await {
+            Ok(found) => {
+                let found = found.into_iter().flatten().next();
+                let whole = found.and_then(|stored| omitted::restored(record, &stored.record));
+                Ok(whole.map(Ok))
+            }
+            Err(error) if error.is_denied() => Ok(None),
+            Err(error) => Err(kafka_unavailable(&error)),
+        }
+    }
+
+    /// What is at an origin, if its topic has this id.
+    async fn read_of_topic(
+        &self,
+        record: &Record,
+        origin: &Position,
+        id: TopicId,
+    ) -> Result<Restored, Status> {
         let found = match self.lookups.find(vec![origin.clone()]).await {
             Ok(found) => found.into_iter().next().ok_or_else(shutting_down)?,
             Err(error) if error.is_denied() => return Ok(Err(Outcome::PayloadOmitted)),
             Err(error) => return Err(kafka_unavailable(&error)),
         };
         // After the record was read: then it is of that topic.
-        let current = self.current_ids(vec![topic.clone()]).await?;
-        let current = current.get(&topic).copied().flatten();
-        Ok(omitted::of_same_topic(
-            omitted::uncopied(record, &found),
-            id,
-            current,
-        ))
+        let current = self.current_ids(vec![origin.topic.to_string()]).await?;
+        let current = current.get(&*origin.topic).copied().flatten();
+        let restored = omitted::uncopied(record, &found);
+        Ok(omitted::of_same_topic(restored, id, current))
     }
 }

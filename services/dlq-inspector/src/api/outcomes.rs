@@ -11,25 +11,26 @@ use redeliver_proto::{long_wait, v1};
 use tonic::{Code, Status};
 use v1::JobOutcomeState as State;
 
+use super::waiting::too_many_scans;
 use super::{Api, bounded, kafka_unavailable, query_failed, shutting_down};
 use crate::access::Viewer;
 use crate::index;
 use crate::job_outcomes::Known;
-use crate::job_outcomes::copy::JobCopy;
-use crate::job_outcomes::progress::Progress;
+use crate::job_outcomes::copy::{JobCopy, job_id};
+use crate::job_outcomes::progress::{AskError, Progress};
 use crate::ledger;
 use crate::letter::content_hash;
 use crate::waiting::facts::Visible;
 use crate::waiting::timeline::Location;
 
-/// How often a call looks again, because the record moves on meanwhile.
-const LOOKS: usize = 4;
+/// How many copies a call examines at most, because the record moves on meanwhile.
+const MAX_EXAMINED: usize = 4;
 
 /// What a known copy proves.
-enum Examined {
-    Proven(Box<v1::JobOutcome>),
+enum Evidence {
+    Outcome(Box<v1::JobOutcome>),
     /// Nothing, for this reason, unless a later copy is found.
-    Passed(String),
+    Nothing(String),
 }
 
 impl Api {
@@ -62,19 +63,40 @@ impl Api {
         Ok(v1::GetJobOutcomesResponse { outcomes })
     }
 
-    /// The position of a copy of a job in one of the pipelines that the caller sees.
-    pub(super) fn position_of_job(&self, viewer: &Viewer, id: &str) -> Result<Position, Status> {
+    /// The position of a copy of a job in one of the pipelines that the caller sees, or in this one.
+    pub(super) async fn position_of_job(
+        &self,
+        viewer: &Viewer,
+        id: &str,
+        pipeline: &str,
+    ) -> Result<Position, Status> {
         let job = parse(id)?;
-        let mut known = self.outcomes.pipelines().filter_map(|(number, pipeline)| {
-            let topic = pipeline.dead_letter_topic();
-            let known = viewer.sees(&topic).then(|| self.outcomes.find(number, job))?;
-            Some((topic, known?.position))
-        });
-        let Some((topic, position)) = known.next() else {
-            let text = format!("no record of the job {job} is known in a pipeline");
-            return Err(status(Code::NotFound, text, "RECORD_NOT_FOUND", []));
-        };
-        check_mask(viewer, &topic).map(|()| position)
+        for (number, known) in self.outcomes.pipelines() {
+            let topic = known.dead_letter_topic();
+            if !pipeline.is_empty() && *known.name != *pipeline || !viewer.sees(&topic) {
+                continue;
+            }
+            let Some(known) = self.outcomes.find(number, job) else {
+                continue;
+            };
+            check_mask(viewer, &topic)?;
+            // Another record can be there by now, of a topic that was created again.
+            if self
+                .stored(&known.position)
+                .await?
+                .is_some_and(|record| is_of_job(&record, job))
+            {
+                return Ok(known.position);
+            }
+        }
+        let text = format!("no record of the job {job} is known in a pipeline");
+        Err(status(Code::NotFound, text, "RECORD_NOT_FOUND", []))
+    }
+
+    async fn stored(&self, position: &Position) -> Result<Option<Record>, Status> {
+        let stored = self.lookups.get(vec![position.clone()]).await;
+        let stored = stored.map_err(|error| kafka_unavailable(&error))?;
+        Ok(stored.into_iter().flatten().next().map(|stored| stored.record))
     }
 
     async fn outcome_in(
@@ -103,7 +125,7 @@ impl Api {
         };
         // The last copy that was known before the table contained everything.
         let mut settled: Option<Option<Known>> = None;
-        for _ in 0..LOOKS {
+        for _ in 0..MAX_EXAMINED {
             let known = self.outcomes.find(number, id);
             let is_settled = settled.as_ref() == Some(&known);
             let reason = match &known {
@@ -119,21 +141,16 @@ impl Api {
                     .examine(viewer, pipeline, id, &known.position, is_settled)
                     .await?
                 {
-                    Examined::Proven(outcome) => return Ok(*outcome),
-                    Examined::Passed(reason) => reason,
+                    Evidence::Outcome(outcome) => return Ok(*outcome),
+                    Evidence::Nothing(reason) => reason,
                 },
             };
             if is_settled {
                 return Ok(unknown(reason, known.as_ref()));
             }
             let outcomes = self.outcomes.clone();
-            if !self
-                .outcomes
-                .ask(move || outcomes.catch_up(number))
-                .await
-                .map_err(failed)?
-            {
-                let reason = "the inspector has not read all records of the pipeline yet".to_owned();
+            let caught_up = self.outcomes.ask(move || outcomes.catch_up(number)).await;
+            if let Err(reason) = caught_up.map_err(failed)? {
                 return Ok(unknown(reason, known.as_ref()));
             }
             settled = Some(known);
@@ -152,24 +169,25 @@ impl Api {
         id: JobId,
         position: &Position,
         is_settled: bool,
-    ) -> Result<Examined, Status> {
+    ) -> Result<Evidence, Status> {
         let now = self.clock.now();
-        let stored = self.lookups.get(vec![position.clone()]).await;
-        let stored = stored.map_err(|error| kafka_unavailable(&error))?;
-        let record = stored.into_iter().flatten().next().map(|stored| stored.record);
-        let found = record.and_then(|record| {
+        let found = self.stored(position).await?.and_then(|record| {
             let (location, record) = located(pipeline, record)?;
             let copy = JobCopy::read(pipeline, location, &record)?;
-            (copy.id == id).then_some((location, record, copy.age))
+            (copy.id == id).then_some((location, record, copy.stage))
         });
-        let Some((location, record, age)) = found else {
-            return Ok(Examined::Passed(format!(
+        let Some((location, record, stage)) = found else {
+            return Ok(Evidence::Nothing(format!(
                 "{position} is not in Kafka any more: retention has removed it, or its topic was created again"
             )));
         };
         let (mut discarded, mut reason) = (false, String::new());
         let state = match location {
             Location::Topic(TopicRole::Output) => State::Succeeded,
+            // Also an index that does not know a redrive yet: then, a later copy exists.
+            Location::Topic(TopicRole::DeadLetter) if !is_settled => {
+                return Ok(Evidence::Nothing(String::new()));
+            }
             Location::Topic(TopicRole::DeadLetter) => {
                 let at = position.clone();
                 let letter = self
@@ -179,8 +197,13 @@ impl Api {
                 let letter = letter.map_err(|error| query_failed(&error))?;
                 let letter = letter.filter(|letter| letter.content == content_hash(&record));
                 match letter.map(|letter| letter.state) {
+                    None => {
+                        return Ok(Evidence::Nothing(format!(
+                            "the index does not contain the dead letter {position} yet, so it may have been redriven"
+                        )));
+                    }
                     Some(ledger::State::Redriven) => {
-                        return Ok(Examined::Passed(format!(
+                        return Ok(Evidence::Nothing(format!(
                             "the dead letter {position} was redriven, and no later record of the job is known in the pipeline"
                         )));
                     }
@@ -189,31 +212,32 @@ impl Api {
                 State::Dead
             }
             Location::Scheduler if is_settled => State::Waiting,
-            Location::Scheduler => return Ok(Examined::Passed(String::new())),
+            Location::Scheduler => return Ok(Evidence::Nothing(String::new())),
             Location::Topic(role) => {
                 let progress = self.progress(pipeline, role, position).await?;
-                match judge(pipeline, role, position, progress) {
-                    Ok(state) => state,
-                    Err(reason) => return Ok(Examined::Passed(reason)),
+                let is_paused = self.outcomes.is_paused(&pipeline.name);
+                match judge(pipeline, role, position, progress, is_paused) {
+                    Ok((state, missing)) => {
+                        missing.clone_into(&mut reason);
+                        state
+                    }
+                    Err(reason) => return Ok(Evidence::Nothing(reason)),
                 }
             }
         };
-        if state == State::Dispatched {
-            "no worker of the pipeline is running".clone_into(&mut reason);
-        }
         let mask = viewer.mask(&pipeline.dead_letter_topic());
         let facts = Visible::of(&record, &mask).facts(&record, false, now);
         let has_failed = matches!(state, State::Waiting | State::Dead);
         let text = |text: Option<String>| text.filter(|_| has_failed).unwrap_or_default();
         let is_waiting = state == State::Waiting;
-        let due = (is_waiting && age.due != 0).then(|| Timestamp::from_millis(age.due));
+        let due = (is_waiting && stage.due != 0).then(|| Timestamp::from_millis(stage.due));
         let place = is_waiting.then(|| location.to_string());
-        Ok(Examined::Proven(Box::new(v1::JobOutcome {
+        Ok(Evidence::Outcome(Box::new(v1::JobOutcome {
             pipeline: pipeline.name.to_string(),
             state: state.into(),
             reason,
             position: Some(position.into()),
-            attempts: age.attempts.into(),
+            attempts: stage.attempts.into(),
             due_at: due.and_then(time_of_record),
             place: place.unwrap_or_default(),
             error_class: text(facts.class),
@@ -243,13 +267,14 @@ impl Api {
     }
 }
 
-/// What a copy proves that a group reads, or why it proves nothing.
+/// What a copy proves that a group reads, and what is missing until it goes on; or why it proves nothing.
 fn judge(
     pipeline: &Pipeline,
     role: TopicRole,
     position: &Position,
     progress: Progress,
-) -> Result<State, String> {
+    is_paused: Option<bool>,
+) -> Result<(State, &'static str), String> {
     if !progress.is_unread {
         let lost = match pipeline.output.is_none() || pipeline.drops_results {
             true => "the job has succeeded without a result",
@@ -259,14 +284,23 @@ fn judge(
             "{position} is complete and no later record is known: {lost}, or retention has removed what follows"
         ));
     }
-    match role {
-        TopicRole::Tier(_) => Ok(State::Waiting),
-        _ if progress.has_members => Ok(State::Running),
-        TopicRole::Due => Ok(State::Waiting),
-        _ if progress.has_begun => Ok(State::Dispatched),
-        _ => Err(format!(
-            "it is in {position}, and no worker of the pipeline is running or has completed anything there; a worker with another group is not seen"
+    let in_doubt = |reason: &str| Err(format!("it is in {position}, and {reason}"));
+    match (role, progress.has_members, is_paused) {
+        (TopicRole::Tier(_), ..) => Ok((State::Waiting, "")),
+        (_, None, _) => in_doubt("Kafka does not tell whether workers of the pipeline are running"),
+        (_, Some(true), None) => in_doubt("the inspector does not know yet whether the pipeline is paused"),
+        (_, Some(true), Some(false)) => Ok((State::Running, "")),
+        (TopicRole::Due, ..) => Ok((State::Waiting, "")),
+        (_, Some(true), Some(true)) => Ok((
+            State::Dispatched,
+            "the pipeline is paused: only an attempt that had begun before goes on",
         )),
+        (_, Some(false), _) if progress.has_begun => {
+            Ok((State::Dispatched, "no worker of the pipeline is running"))
+        }
+        (_, Some(false), _) => in_doubt(
+            "no worker of the pipeline is running or has completed anything there; a worker with another group is not seen",
+        ),
     }
 }
 
@@ -290,6 +324,12 @@ fn located(pipeline: &Pipeline, record: Record) -> Option<(Location, Record)> {
     Some((Location::Topic(role), record))
 }
 
+/// Whether a record, or the one in a command for the scheduler, names this job.
+fn is_of_job(record: &Record, job: JobId) -> bool {
+    let names = |record: &Record| job_id(record) == Some(job);
+    names(record) || long_wait::unwrap_any(record).is_some_and(|(_, waiting)| names(&waiting))
+}
+
 /// As for a trace: positions tell where a record comes from.
 fn check_mask(viewer: &Viewer, topic: &str) -> Result<(), Status> {
     let mask = viewer.mask(topic);
@@ -304,9 +344,12 @@ fn parse(id: &str) -> Result<JobId, Status> {
         .map_err(|error| invalid("id", format!("`{}` {error}", bounded(id)), "ID_INVALID", []))
 }
 
-/// Kafka did not answer, or (`None`) the process is ending.
-fn failed(error: Option<ReadError>) -> Status {
-    error.map_or_else(shutting_down, |error| kafka_unavailable(&error))
+fn failed(error: AskError) -> Status {
+    match error {
+        AskError::Busy => too_many_scans(),
+        AskError::Ending => shutting_down(),
+        AskError::Kafka(error) => kafka_unavailable(&error),
+    }
 }
 
 #[cfg(test)]
@@ -320,30 +363,46 @@ mod tests {
     fn only_offsets_prove_running() {
         let pipeline = Pipeline::new("jobs");
         let position = record_at("jobs", 0, 7).position;
-        let state = |role, is_unread, has_begun, has_members| {
+        let judged = |role, is_unread, has_begun, has_members, is_paused| {
             let progress = Progress {
                 is_unread,
                 has_begun,
                 has_members,
             };
-            judge(&pipeline, role, &position, progress).ok()
+            judge(&pipeline, role, &position, progress, is_paused)
         };
         let tier = TopicRole::Tier(HumanDuration::from_secs(5));
-        for (role, is_unread, has_begun, has_members, expected) in [
-            (TopicRole::Source, true, true, true, Some(State::Running)),
-            (TopicRole::Source, true, false, true, Some(State::Running)),
-            (TopicRole::Source, true, true, false, Some(State::Dispatched)),
-            // A foreign worker with a group of its own looks like this.
-            (TopicRole::Source, true, false, false, None),
-            (TopicRole::Source, false, true, true, None),
-            (TopicRole::Due, true, false, true, Some(State::Running)),
-            (TopicRole::Due, true, true, false, Some(State::Waiting)),
-            (TopicRole::Due, false, true, true, None),
-            (tier, true, false, false, Some(State::Waiting)),
-            (tier, false, true, false, None),
+        for (role, is_unread, has_begun, has_members, is_paused, expected) in [
+            (TopicRole::Source, true, true, true, false, Some(State::Running)),
+            (TopicRole::Source, true, false, true, false, Some(State::Running)),
+            (
+                TopicRole::Source,
+                true,
+                true,
+                false,
+                false,
+                Some(State::Dispatched),
+            ),
+            // Nobody has committed anything: a worker with another group may process it.
+            (TopicRole::Source, true, false, false, false, None),
+            (TopicRole::Source, false, true, true, false, None),
+            // Paused workers stay in the group.
+            (TopicRole::Source, true, true, true, true, Some(State::Dispatched)),
+            (TopicRole::Due, true, true, true, false, Some(State::Running)),
+            (TopicRole::Due, true, true, true, true, Some(State::Waiting)),
+            (TopicRole::Due, true, false, false, false, Some(State::Waiting)),
+            (TopicRole::Due, false, true, true, false, None),
+            (tier, true, false, false, true, Some(State::Waiting)),
+            (tier, false, true, false, false, None),
         ] {
-            let found = state(role, is_unread, has_begun, has_members);
-            assert_eq!(found, expected, "{role:?} {is_unread} {has_begun} {has_members}");
+            let found = judged(role, is_unread, has_begun, Some(has_members), Some(is_paused));
+            let found = found.ok().map(|(state, _)| state);
+            let case = format!("{role:?} {is_unread} {has_begun} {has_members} {is_paused}");
+            assert_eq!(found, expected, "{case}");
         }
+        let silent = judged(TopicRole::Source, true, true, None, Some(false));
+        assert!(silent.unwrap_err().contains("does not tell"));
+        let unknown = judged(TopicRole::Source, true, true, Some(true), None);
+        assert!(unknown.unwrap_err().contains("does not know yet"));
     }
 }

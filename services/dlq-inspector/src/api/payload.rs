@@ -12,7 +12,6 @@ use super::value::{self, RecordValue, ShownValue};
 use super::{Api, ResponseStream};
 use crate::access::Viewer;
 use crate::audit::Disclosure;
-use crate::redrive::omitted;
 
 /// Maximum size of a chunk in bytes.
 const CHUNK: usize = 256 << 10;
@@ -31,7 +30,7 @@ impl Api {
         if let Some(at_origin) = self.at_origin(viewer, &letter, &record).await? {
             record = at_origin.required(viewer)?.map_err(not_there)?;
             drop(memory);
-            memory = self.reserve(viewer, omitted::size(&record) as u64).await?;
+            memory = self.hold_bytes(viewer, record.size() as u64).await?;
         }
         let value = RecordValue {
             topic: letter.id.topic.clone(),

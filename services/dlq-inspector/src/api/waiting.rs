@@ -223,7 +223,7 @@ impl Api {
         use v1::trace_record_response::Event;
         let position = match (&*request.job_id, request.position) {
             ("", position) => requested_position(position)?,
-            (id, None) => self.position_of_job(viewer, id)?,
+            (id, None) => self.position_of_job(viewer, id, &request.pipeline).await?,
             (_, Some(_)) => {
                 let problem = "must not be set together with job_id";
                 return Err(invalid("position", problem, "POSITION_INVALID", []));
@@ -324,11 +324,7 @@ impl Api {
         R: Send + 'static,
     {
         let Some(permit) = self.scans.limit.enter().await else {
-            let text = format!(
-                "other scans took more than {} s; retry later",
-                QUEUE_TIMEOUT.as_secs()
-            );
-            return Err(status(Code::ResourceExhausted, text, "TOO_MANY_SCANS", []));
+            return Err(too_many_scans());
         };
         let (sender, receiver) = mpsc::channel(4);
         let (stop, viewer, metrics) = (self.stop.clone(), viewer.clone(), self.metrics.clone());
@@ -708,6 +704,15 @@ fn step_message(
         destination: decision.destination,
         edited: decision.edited,
     }
+}
+
+/// Others took too long.
+pub(super) fn too_many_scans() -> Status {
+    let text = format!(
+        "other calls took more than {} s; retry later",
+        QUEUE_TIMEOUT.as_secs()
+    );
+    status(Code::ResourceExhausted, text, "TOO_MANY_SCANS", [])
 }
 
 #[cfg(test)]

@@ -34,8 +34,8 @@ pub enum Change {
     Source {
         /// The topic.
         topic: String,
-        /// Its id.
-        id: TopicId,
+        /// Its id; `None` if it does not exist.
+        id: Option<TopicId>,
     },
     /// Removes the dead letters below an offset, which Kafka's retention has deleted. They are removed bit by bit, see
     /// [`Writer::remove_slice`](super::Writer::remove_slice).

@@ -171,6 +171,7 @@ fn forget_reading(connection: &Connection, topic_id: i64) -> rusqlite::Result<()
     for sql in [
         "DELETE FROM positions WHERE topic_id = ?",
         "DELETE FROM topic_ids WHERE topic_id = ?",
+        "DELETE FROM source_positions WHERE topic_id = ?",
     ] {
         connection.prepare_cached(sql)?.execute([topic_id])?;
     }

@@ -9,7 +9,7 @@ use super::{IndexError, counters, database, entries, group_counts, positions, so
 
 /// The version of the schema. It is part of the file's name, see [`super::file_name`]. Increase it with every change of the
 /// tables or of what they contain.
-pub(super) const VERSION: i32 = 16;
+pub(super) const VERSION: i32 = 17;
 
 const SMALL_TABLES: &str = "
 CREATE TABLE meta (name TEXT PRIMARY KEY, value INTEGER NOT NULL) WITHOUT ROWID;

@@ -250,7 +250,7 @@ impl Writer {
                     next,
                 } => batch.set_position(topic, *partition, *next)?,
                 Change::Identify { topic, id } => batch.identify(topic, *id)?,
-                Change::Source { topic, id } => sources::set(&transaction, topic, *id, now)?,
+                Change::Source { topic, id } => sources::set(&transaction, topic, *id)?,
                 // These are removed in slices. Meanwhile, a watch must not take what is missing of the topic for passed.
                 Change::Forget { topic } => batch.identify(topic, REMOVED)?,
                 Change::Trim { .. } | Change::ForgetLedger => {}

@@ -30,6 +30,8 @@ const BATCH: usize = 2_000;
 const BATCH_BYTES: usize = 4 << 20;
 /// Maximum wait for a record, after which the loop checks for surveys and for shutdown.
 const POLL_TIMEOUT: Duration = Duration::from_millis(200);
+/// How often the id of a source is requested until it is believed that it does not exist: what the index contains of that cannot be corrected later.
+const SOURCE_REQUESTS: u32 = 3;
 /// How long records are gathered at least after the ids of their topics were requested, so that a trickle of records costs few requests.
 const IDS_INTERVAL: Duration = Duration::from_millis(50);
 
@@ -88,6 +90,9 @@ impl Reader {
     }
 }
 
+/// See [`Follower::topic_ids`].
+type AskedIds = BTreeMap<String, Result<TopicId, ReadError>>;
+
 struct ReaderLoop {
     reader: Reader,
     /// The build of the index that the topics are read for, see [`SharedState::build`].
@@ -98,8 +103,8 @@ struct ReaderLoop {
     last_batch: u64,
     /// The rounds of the follower at the last survey.
     surveyed_rounds: u64,
-    /// The ids of sources that were sent to the writer.
-    source_ids: BTreeMap<String, TopicId>,
+    /// The ids of sources that were sent to the writer; `None` if one does not exist.
+    source_ids: BTreeMap<String, Option<TopicId>>,
     /// Until then, what is read is gathered.
     next_ids: Instant,
     log_throttle: LogThrottle,
@@ -147,13 +152,16 @@ impl ReaderLoop {
         }
         self.log_refused(&batch.refused);
         // The client may have noticed nothing if a topic was created again, and a survey would notice it after the batch is written.
-        let Some(ids) = self.current_ids(&batch) else {
+        let Some(asked) = self.current_ids(&batch) else {
             return Ok(());
         };
+        let known = asked.iter();
+        let known = known.filter_map(|(topic, id)| Some((topic.clone(), *id.as_ref().ok()?)));
+        let ids: BTreeMap<String, TopicId> = known.collect();
         batch.leave_out(self.topics.with_other_id(&ids));
         let recreated = std::mem::take(&mut batch.recreated);
         // The batch may contain records of the old topic. They go first, so that the removal of the topic covers them.
-        let mut changes = self.sources_of(&batch, &ids);
+        let mut changes = self.sources_of(&batch, &asked);
         changes.extend(batch.into_changes());
         self.send_changes(changes)?;
         for topic in recreated {
@@ -165,21 +173,30 @@ impl ReaderLoop {
         self.send_completeness()
     }
 
-    /// The current ids of the topics of a batch, of those that had one. Without them, nothing is written: asks until a broker answers. `None` if the process is
-    /// shutting down; then the batch is read again after the start.
-    fn current_ids(&mut self, batch: &Batch) -> Option<BTreeMap<String, TopicId>> {
+    /// The current ids of the topics of a batch, of those that had one, and of their sources. Without them, nothing is written: asks until a broker answers. `None`
+    /// if the process is shutting down; then the batch is read again after the start.
+    fn current_ids(&mut self, batch: &Batch) -> Option<AskedIds> {
         let topics = batch.positions.keys().map(|(topic, _)| topic);
         let topics: BTreeSet<&str> = topics.chain(&batch.recreated).map(|topic| &**topic).collect();
         let sources = topics.iter().filter_map(|topic| self.reader.sources.get(*topic));
         let sources: BTreeSet<&str> = sources.flatten().map(String::as_str).collect();
         let known = topics.into_iter().filter(|topic| self.topics.has_id(topic));
-        let topics: BTreeSet<&str> = known.chain(sources).collect();
+        let topics: BTreeSet<&str> = known.chain(sources.iter().copied()).collect();
         let topics: Vec<&str> = topics.into_iter().collect();
+        let mut answers = 0;
         while !self.reader.stop.is_cancelled() {
             match self.follower.topic_ids(&topics) {
                 Ok(ids) => {
-                    self.next_ids = Instant::now() + IDS_INTERVAL;
-                    return Some(ids);
+                    answers += 1;
+                    // A broker may not know a topic a moment after its creation.
+                    let is_doubtful = |source: &&str| match ids.get(*source) {
+                        Some(id) => id.as_ref().is_err_and(|error| !error.is_denied()),
+                        None => self.source_ids.get(*source) != Some(&None),
+                    };
+                    if answers >= SOURCE_REQUESTS || !sources.iter().any(is_doubtful) {
+                        self.next_ids = Instant::now() + IDS_INTERVAL;
+                        return Some(ids);
+                    }
                 }
                 Err(error) if self.log_throttle.should_log() => {
                     tracing::warn!(
@@ -194,8 +211,8 @@ impl ReaderLoop {
         None
     }
 
-    /// What is new of the ids of the topics that have the payloads of a batch. What is known of a topic that does not exist stays.
-    fn sources_of(&mut self, batch: &Batch, ids: &BTreeMap<String, TopicId>) -> Vec<Change> {
+    /// What is new of the ids of the topics that have the payloads of a batch.
+    fn sources_of(&mut self, batch: &Batch, ids: &AskedIds) -> Vec<Change> {
         let topics = batch.letters.iter().map(|letter| &*letter.position.topic);
         let topics: BTreeSet<&str> = topics.collect();
         let sources = topics
@@ -203,9 +220,13 @@ impl ReaderLoop {
             .filter_map(|topic| self.reader.sources.get(topic));
         let mut changes = Vec::new();
         for topic in sources.flatten() {
-            if let Some(id) = ids.get(topic).copied()
-                && self.source_ids.insert(topic.clone(), id) != Some(id)
-            {
+            let id = match ids.get(topic) {
+                Some(Ok(id)) => Some(*id),
+                // Kafka does not tell it, or not whether it exists.
+                Some(Err(_)) => continue,
+                None => None,
+            };
+            if self.source_ids.insert(topic.clone(), id) != Some(id) {
                 let topic = topic.clone();
                 changes.push(Change::Source { topic, id });
             }

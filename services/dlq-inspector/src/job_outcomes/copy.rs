@@ -7,9 +7,9 @@ use redeliver_core::{JobId, Pipeline, Record, Timestamp, redrive};
 
 use crate::waiting::timeline::Location;
 
-/// How late in the life of a job a copy was written. Later copies are greater, also if the clocks of processes differ.
+/// Where in the life of a job a copy was written. Later copies are greater, also if the clocks of processes differ.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) struct Age {
+pub(crate) struct Stage {
     pub(crate) redrives: u8,
     /// A result or a dead letter.
     pub(crate) is_end: bool,
@@ -24,7 +24,7 @@ pub(crate) struct Age {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct JobCopy {
     pub(crate) id: JobId,
-    pub(crate) age: Age,
+    pub(crate) stage: Stage,
     /// Identifies where it entered the pipeline, nearly always.
     pub(crate) origin: u32,
 }
@@ -61,7 +61,7 @@ impl JobCopy {
         );
         Some(Self {
             id,
-            age: Age {
+            stage: Stage {
                 redrives: u8::try_from(redrive::count(&record.headers)).unwrap_or(u8::MAX),
                 is_end,
                 attempts: u16::try_from(attempts).unwrap_or(u16::MAX),
@@ -132,7 +132,7 @@ mod tests {
         ];
         let copies = life.map(|(location, record)| JobCopy::read(&pipeline, location, &record).unwrap());
         assert!(
-            copies.is_sorted_by(|first, next| first.age < next.age),
+            copies.is_sorted_by(|first, next| first.stage < next.stage),
             "{copies:?}"
         );
         assert!(copies.iter().all(|copy| copy.origin == copies[0].origin));

@@ -47,10 +47,11 @@ struct Followed {
     follower: Follower,
     times: TopicReader,
     roles: Roles,
-    ids: HashMap<Arc<str>, TopicId>,
     partitions: HashSet<Partition>,
     /// Partitions that were behind at the last survey, and where.
     behind: HashMap<Partition, i64>,
+    /// The rounds of the follower at the last survey.
+    rounds: u64,
 }
 
 impl Following {
@@ -73,10 +74,11 @@ impl Following {
             follower: Follower::new(kafka, Waker::new())?,
             times: TopicReader::new(kafka, &[])?,
             roles: Roles::new(),
-            ids: HashMap::new(),
             partitions: HashSet::new(),
             behind: HashMap::new(),
+            rounds: 0,
         };
+        let mut log_throttle = LogThrottle::default();
         let mut next_survey = Instant::now();
         while !self.stop.is_cancelled() {
             if Instant::now() >= next_survey {
@@ -91,16 +93,16 @@ impl Following {
                     false => ControlFlow::Break(()),
                 }
             })?;
-            self.apply(&followed.roles, events);
+            self.apply(&followed.roles, events, &mut log_throttle);
         }
         Ok(())
     }
 
-    fn apply(&self, roles: &Roles, events: Vec<Event>) {
+    fn apply(&self, roles: &Roles, events: Vec<Event>, log_throttle: &mut LogThrottle) {
         if events.is_empty() {
             return;
         }
-        let (mut next, mut copies) = (Vec::new(), Vec::new());
+        let (mut next, mut copies, mut refused) = (Vec::new(), Vec::new(), Vec::new());
         for event in events {
             match event {
                 Event::Record(record) => {
@@ -119,7 +121,12 @@ impl Following {
                     topic,
                     partition,
                     error,
-                } => tracing::debug!(topic = &*topic, partition, %error, "cannot follow a partition"),
+                } => {
+                    if log_throttle.should_log() {
+                        tracing::warn!(topic = &*topic, partition, %error, "cannot follow jobs in a topic");
+                    }
+                    refused.push((topic, error.to_string()));
+                }
             }
         }
         let mut state = self.outcomes.state();
@@ -131,6 +138,7 @@ impl Following {
         }
         // After the copies, so that a partition that counts as read is in the table.
         state.next.extend(next);
+        state.refused.extend(refused);
         self.metrics.set_job_outcomes(state.table.len());
     }
 
@@ -166,19 +174,44 @@ impl Following {
             let numbers = roles.iter().map(|(number, _)| *number);
             of_pipelines.insert(topic.clone(), numbers.collect());
         }
-        let topics = self.surveyor.topics(|name| followed.roles.contains_key(name))?;
-        let is_first = {
+        let named: BTreeSet<Arc<str>> = followed.roles.keys().cloned().collect();
+        let topics = self
+            .surveyor
+            .topics_and(|name| followed.roles.contains_key(name), &named)?;
+        let rounds = followed.follower.rounds();
+        let had_turn = rounds > std::mem::replace(&mut followed.rounds, rounds);
+        let mut existing: HashSet<Partition> = HashSet::new();
+        let (mut ids, mut refused) = (HashMap::new(), HashMap::new());
+        for topic in &topics {
+            let partitions = (0..).zip(&topic.partitions);
+            existing.extend(partitions.map(|(number, _)| (topic.name.clone(), number)));
+            ids.extend(topic.id.map(|id| (topic.name.clone(), id)));
+            if let Some(refusal) = &topic.refusal {
+                refused.insert(topic.name.clone(), refusal.to_string());
+            }
+        }
+        let (is_first, known_ids) = {
             let mut state = self.outcomes.state();
             state.of_pipelines = of_pipelines;
-            state.since.is_none()
+            state.refused = refused;
+            state.next.retain(|partition, _| existing.contains(partition));
+            (state.since.is_none(), std::mem::replace(&mut state.ids, ids))
         };
+        for (topic, _) in followed
+            .partitions
+            .extract_if(|partition| !existing.contains(partition))
+        {
+            followed.behind.retain(|(behind, _), _| *behind != topic);
+            // Those that still exist are added again.
+            followed.follower.remove(&topic)?;
+        }
         let (mut starts, mut stalled) = (Vec::new(), false);
         for SurveyedTopic {
             name, id, partitions, ..
         } in topics
         {
-            let known = id.and_then(|id| followed.ids.insert(name.clone(), id));
-            let is_other = known.is_some() && known != id;
+            let known = known_ids.get(&name).copied();
+            let is_other = known.is_some() && id.is_some() && known != id;
             for (number, extent) in (0..).zip(partitions) {
                 let Some(Extent { low, end }) = extent else {
                     continue;
@@ -195,7 +228,7 @@ impl Following {
                             followed.behind.remove(&key);
                             None
                         };
-                        stalled |= before == Some(next);
+                        stalled |= had_turn && before == Some(next);
                         continue;
                     }
                     // After an error, reading goes on.

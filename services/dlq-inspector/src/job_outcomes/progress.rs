@@ -10,17 +10,17 @@ use redeliver_kafka::KafkaSettings;
 use redeliver_kafka::credentials::Replaceable;
 use redeliver_kafka::group_client::GroupClient;
 use redeliver_kafka::reader::{ReadError, TopicClient};
-use tokio::sync::Semaphore;
 use tokio::task::spawn_blocking;
 
 use super::{JobOutcomes, Partition};
+use crate::waiting::limit::ScanLimit;
 
 /// How long a call waits until the table contains everything.
 const PATIENCE: Duration = Duration::from_secs(1);
-/// How often it looks.
-const LOOK: Duration = Duration::from_millis(2);
+/// How often it checks the table.
+const RECHECK: Duration = Duration::from_millis(2);
 
-/// How many calls ask Kafka at the same time. Others wait.
+/// How many calls ask Kafka at the same time, and how many clients of groups wait between calls. Other calls wait.
 const CONNECTIONS: usize = 8;
 
 /// By group.
@@ -28,7 +28,7 @@ type IdleGroups = Mutex<HashMap<String, Vec<GroupClient>>>;
 
 /// Clients that wait between calls, so that a call needs no connection of its own.
 pub(super) struct Clients {
-    permits: Semaphore,
+    limit: ScanLimit,
     groups: Arc<Replaceable<IdleGroups>>,
     ends: Arc<Replaceable<Mutex<Vec<TopicClient>>>>,
 }
@@ -40,8 +40,17 @@ pub(crate) struct Progress {
     pub(crate) is_unread: bool,
     /// Whether it has completed anything of the partition.
     pub(crate) has_begun: bool,
-    /// Whether a process is a member; false if that is unknown.
-    pub(crate) has_members: bool,
+    /// Whether a process is a member; `None` if Kafka does not tell, or if it does not matter.
+    pub(crate) has_members: Option<bool>,
+}
+
+/// Why Kafka was not asked, or did not answer.
+pub(crate) enum AskError {
+    /// Others took too long.
+    Busy,
+    /// The process is ending.
+    Ending,
+    Kafka(ReadError),
 }
 
 impl Clients {
@@ -49,7 +58,7 @@ impl Clients {
         let Ok(groups) = Replaceable::new(kafka, "groups of jobs", || Ok::<_, Infallible>(Mutex::default()));
         let Ok(ends) = Replaceable::new(kafka, "ends of jobs", || Ok::<_, Infallible>(Mutex::default()));
         Self {
-            permits: Semaphore::new(CONNECTIONS),
+            limit: ScanLimit::new(CONNECTIONS),
             groups,
             ends,
         }
@@ -57,16 +66,20 @@ impl Clients {
 }
 
 impl JobOutcomes {
-    /// Runs what asks Kafka. The error is `None` if the process is ending.
+    /// Runs what asks Kafka.
     pub(crate) async fn ask<T: Send + 'static>(
         &self,
         ask: impl FnOnce() -> Result<T, ReadError> + Send + 'static,
-    ) -> Result<T, Option<ReadError>> {
-        // The semaphore is never closed.
-        let _permit = self.0.clients.permits.acquire().await.ok();
-        match spawn_blocking(ask).await {
-            Ok(asked) => asked.map_err(Some),
-            Err(_) => Err(None),
+    ) -> Result<T, AskError> {
+        let permit = self.0.clients.limit.enter().await.ok_or(AskError::Busy)?;
+        let asking = move || {
+            // Kafka is asked to the end if the caller does not wait any longer.
+            let _permit = permit;
+            ask()
+        };
+        match spawn_blocking(asking).await {
+            Ok(asked) => asked.map_err(AskError::Kafka),
+            Err(_) => Err(AskError::Ending),
         }
     }
 
@@ -92,31 +105,39 @@ impl JobOutcomes {
             has_begun: positions
                 .completed_to(&position.topic, position.partition)
                 .is_some(),
-            has_members: is_unread
-                && needs_members
-                && client.has_members().unwrap_or_else(|error| {
-                    tracing::debug!(group, %error, "cannot describe a group");
-                    false
-                }),
+            has_members: match is_unread && needs_members {
+                true => client
+                    .has_members()
+                    .inspect_err(|error| tracing::debug!(group, %error, "cannot describe a group"))
+                    .ok(),
+                false => None,
+            },
         };
-        idle().entry(group.to_owned()).or_default().push(client);
+        let mut idle = idle();
+        let is_full = idle.values().map(Vec::len).sum::<usize>() >= CONNECTIONS;
+        let closed = is_full.then(|| std::mem::take(&mut *idle));
+        idle.entry(group.to_owned()).or_default().push(client);
+        // Others need not wait for the end of their connections.
+        drop((idle, closed));
         Ok(progress)
     }
 
-    /// Waits until the table contains everything that the topics of a pipeline contain now. Blocks. False if that takes too long.
+    /// Waits until the table contains everything that the topics of a pipeline contain now. Blocks. Why not, if that takes too long or is not known.
     ///
     /// Also what open transactions have written: Kafka can show the offsets that a transaction commits before its records.
-    pub(crate) fn catch_up(&self, pipeline: u16) -> Result<bool, ReadError> {
-        let partitions: Vec<Partition> = {
+    pub(crate) fn catch_up(&self, pipeline: u16) -> Result<Result<(), String>, ReadError> {
+        let mut topics: Vec<Arc<str>> = Vec::new();
+        {
             let state = self.state();
-            let is_of_pipeline = |(topic, _): &&Partition| {
-                let of = state.of_pipelines.get(topic);
-                of.is_some_and(|pipelines| pipelines.contains(&pipeline))
-            };
-            state.next.keys().filter(is_of_pipeline).cloned().collect()
-        };
-        if partitions.is_empty() {
-            return Ok(false);
+            for (topic, pipelines) in &state.of_pipelines {
+                if !pipelines.contains(&pipeline) {
+                    continue;
+                }
+                if let Some(error) = state.refused.get(topic) {
+                    return Ok(Err(format!("the inspector cannot read {topic}: {error}")));
+                }
+                topics.push(topic.clone());
+            }
         }
         let pool = self.0.clients.ends.get();
         let idle = || pool.lock().unwrap_or_else(PoisonError::into_inner);
@@ -125,8 +146,30 @@ impl JobOutcomes {
             Some(client) => client,
             None => TopicClient::new(&self.0.kafka)?,
         };
+        let mut partitions: Vec<Partition> = Vec::new();
+        for topic in &topics {
+            match client.partitions(topic) {
+                Ok(count) => partitions.extend((0..count).map(|partition| (topic.clone(), partition))),
+                // Of a tier without records, for example.
+                Err(ReadError::Missing(_)) => {}
+                Err(error) => return Err(error),
+            }
+        }
         let ends = client.ends(&partitions)?;
+        // After the ends: they are of these topics.
+        let names: Vec<&str> = topics.iter().map(|topic| &**topic).collect();
+        let ids = client.ids(&names)?;
         idle().push(client);
+        for (topic, id) in ids {
+            let followed = self.state().ids.get(&*topic).copied();
+            match id {
+                Err(error) => return Ok(Err(format!("Kafka does not tell the id of {topic}: {error}"))),
+                Ok(id) if followed.is_some_and(|followed| followed != id) => {
+                    return Ok(Err(format!("{topic} was created again a moment ago")));
+                }
+                Ok(_) => {}
+            }
+        }
         let until = Instant::now() + PATIENCE;
         loop {
             let is_read = {
@@ -134,10 +177,15 @@ impl JobOutcomes {
                 let mut ends = ends.iter();
                 ends.all(|(partition, end)| state.next.get(partition).is_some_and(|next| next >= end))
             };
-            if is_read || Instant::now() >= until {
-                return Ok(is_read);
+            if is_read {
+                return Ok(Ok(()));
             }
-            std::thread::park_timeout(LOOK);
+            if Instant::now() >= until {
+                return Ok(Err(
+                    "the inspector has not read all records of the pipeline yet".to_owned()
+                ));
+            }
+            std::thread::park_timeout(RECHECK);
         }
     }
 }

@@ -7,7 +7,7 @@ use std::collections::HashMap;
 
 use redeliver_core::JobId;
 
-use super::copy::{Age, JobCopy};
+use super::copy::{JobCopy, Stage};
 
 /// A job in a pipeline: the number of the pipeline, then the id. As bytes, it needs no padding.
 type Key = [u8; 18];
@@ -58,13 +58,13 @@ impl Table {
     /// Adds a copy, in any order, that is in a topic with this number.
     pub(crate) fn add(&mut self, pipeline: u16, copy: &JobCopy, (topic, partition, offset): (u16, i32, i64)) {
         let key = key(pipeline, copy.id);
-        let Age {
+        let Stage {
             redrives,
             is_end,
             attempts,
             due,
             rank,
-        } = copy.age;
+        } = copy.stage;
         let added = Entry {
             offset,
             partition,
@@ -84,7 +84,7 @@ impl Table {
                 is_ambiguous: known.is_ambiguous
                     || (known.origin != copy.origin && known.redrives == redrives),
                 // Of equal ones, the last: its topic may have been created again.
-                ..if copy.age >= known.age() { added } else { known }
+                ..if copy.stage >= known.stage() { added } else { known }
             },
         };
         self.newer.insert(key, entry);
@@ -95,8 +95,8 @@ impl Table {
 }
 
 impl Entry {
-    fn age(&self) -> Age {
-        Age {
+    fn stage(&self) -> Stage {
+        Stage {
             redrives: self.redrives,
             is_end: self.is_end,
             attempts: self.attempts,
@@ -123,7 +123,7 @@ mod tests {
     fn copy(job: i64, attempts: u16, origin: u32) -> JobCopy {
         JobCopy {
             id: JobId::new(Timestamp::from_millis(1), 0, job),
-            age: Age {
+            stage: Stage {
                 redrives: 0,
                 is_end: false,
                 attempts,
@@ -153,7 +153,7 @@ mod tests {
         assert_eq!(found(&table, 2), None);
         assert_eq!(table.find(4, copy(1, 0, 0).id), None, "of another pipeline");
         let mut redriven = copy(5, 0, 9);
-        redriven.age.redrives = 1;
+        redriven.stage.redrives = 1;
         table.add(3, &copy(5, 1, 7), (0, 0, 10));
         table.add(3, &redriven, (0, 0, 50));
         assert_eq!(found(&table, 5), Some((50, false)), "redriven to the source");

@@ -93,13 +93,6 @@ fn joined(reserved: &Headers, of_record: &Headers) -> Headers {
     all
 }
 
-/// The size of what a record adds to a step, in bytes.
-#[must_use]
-pub fn size(record: &Record) -> usize {
-    let of = |bytes: &Option<Bytes>| bytes.as_ref().map_or(0, Bytes::len);
-    of(&record.key) + of(&record.value)
-}
-
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;

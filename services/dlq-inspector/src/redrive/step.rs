@@ -17,8 +17,8 @@ use super::record::{Candidate, Destinations, redriven};
 use crate::ledger::{self, State};
 use crate::letter::content_hash;
 
-/// The maximum length of a problem, in bytes.
-const MAX_PROBLEM: usize = 500;
+/// The maximum length of a problem, and of the details of an audit entry, in bytes.
+const MAX_TEXT: usize = 500;
 
 /// What became of an item, and the record that is written for it.
 #[derive(Clone, Debug)]
@@ -188,7 +188,7 @@ impl Step {
             returned: None,
             is_observation: false,
             auto_pause: None,
-            problem: bounded_text(problem, MAX_PROBLEM),
+            problem: bounded_text(problem, MAX_TEXT),
             now,
         }
     }
@@ -315,15 +315,19 @@ impl Step {
             Kind::Discard => Action::DiscardDeadLetters,
             Kind::Restore => Action::RestoreDeadLetters,
         };
-        let edited = &self.job.spec().edited;
+        let spec = self.job.spec();
+        let mut details = Vec::new();
+        if !spec.edited.is_empty() {
+            details.push(format!("edited {}", spec.edited.join(", ")));
+        }
+        if !spec.origins.is_empty() {
+            let topics: Vec<&str> = spec.origins.iter().map(|origin| &*origin.topic).collect();
+            details.push(format!("payloads read from {}", topics.join(", ")));
+        }
         AuditEntry {
-            target: self.job.spec().id.clone(),
-            reason: self.job.spec().reason.clone(),
-            details: if edited.is_empty() {
-                String::new()
-            } else {
-                format!("edited {}", edited.join(", "))
-            },
+            target: spec.id.clone(),
+            reason: spec.reason.clone(),
+            details: bounded_text(&details.join("; "), MAX_TEXT),
             count: done.len() as u64,
             ids: done.iter().map(|tried| tried.item.id.to_string()).collect(),
             ..AuditEntry::new(self.job.author(), action)

@@ -1,4 +1,4 @@
-//! How many scans run at the same time. Each of them reads as fast as Kafka sends.
+//! How many calls read from Kafka at the same time.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -6,8 +6,8 @@ use std::time::Duration;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::timeout;
 
-/// How many scans run at the same time.
-const SCANS: usize = 2;
+/// How many scans run at the same time. Each of them reads as fast as Kafka sends.
+pub(crate) const SCANS: usize = 2;
 /// How long a scan may wait for others to end.
 pub(crate) const QUEUE_TIMEOUT: Duration = Duration::from_secs(10);
 
@@ -16,8 +16,9 @@ pub(crate) const QUEUE_TIMEOUT: Duration = Duration::from_secs(10);
 pub(crate) struct ScanLimit(Arc<Semaphore>);
 
 impl ScanLimit {
-    pub(crate) fn new() -> Self {
-        Self(Arc::new(Semaphore::new(SCANS)))
+    /// For this many at the same time.
+    pub(crate) fn new(scans: usize) -> Self {
+        Self(Arc::new(Semaphore::new(scans)))
     }
 
     /// Waits until a scan may run, which it may while it has the permit. `None`: others took too long.
@@ -34,7 +35,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn excess_scans_wait_and_give_up() {
-        let limit = ScanLimit::new();
+        let limit = ScanLimit::new(SCANS);
         let mut running = Vec::new();
         for _ in 0..SCANS {
             running.push(limit.enter().await.unwrap());

@@ -96,7 +96,7 @@ impl Scans {
             surveyor,
             pipelines: topics::pipelines(config).into(),
             scheduler: Arc::new((kafka.id(&scheduler.group), scheduler.topics())),
-            limit: ScanLimit::new(),
+            limit: ScanLimit::new(SCANS),
         }
     }
 

@@ -13,6 +13,7 @@ mod fuzz;
 mod golden;
 mod group_states;
 mod groups;
+mod job_outcomes;
 mod ledger_removal;
 mod lifecycle;
 mod limits;

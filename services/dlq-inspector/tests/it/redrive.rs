@@ -186,13 +186,18 @@ impl World {
 
     /// The entries of the audit log for a job.
     fn audited(&self, id: &str) -> Vec<v1::AuditEntry> {
-        let topic = format!("{}-audit", self.env.base.name());
-        let entries = read(&self.env, &topic.into());
-        let entries = entries
-            .iter()
-            .map(|record| v1::AuditEntry::decode(record.value.clone().unwrap()).unwrap());
-        entries.filter(|entry| entry.target == id).collect()
+        audited(&self.env, id)
     }
+}
+
+/// The audit entries about a job.
+fn audited(env: &InspectorEnv, id: &str) -> Vec<v1::AuditEntry> {
+    let topic = format!("{}-audit", env.base.name());
+    let entries = read(env, &topic.into());
+    let entries = entries
+        .iter()
+        .map(|record| v1::AuditEntry::decode(record.value.clone().unwrap()).unwrap());
+    entries.filter(|entry| entry.target == id).collect()
 }
 
 /// Tokens for callers with these names and scopes, which inspectors accept that start afterwards.

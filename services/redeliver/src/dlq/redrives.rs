@@ -751,7 +751,6 @@ fn samples_text(samples: &[RedriveSample]) -> String {
                     in_one_line(&sample.destination)
                 )
             }
-            RedriveOutcome::PayloadOmitted => format!("\n{id}: its payload is read at its origin\n"),
             skipped => format!(
                 "\n{id} would be skipped: {}\n",
                 skipped.name().unwrap_or_default()

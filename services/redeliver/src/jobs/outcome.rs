@@ -4,15 +4,6 @@ use redeliver_client::messages::{JobOutcome, JobOutcomeState};
 
 use crate::output::Text as _;
 
-/// Nothing is known, for this reason.
-pub(super) fn unknown(reason: String) -> JobOutcome {
-    JobOutcome {
-        state: JobOutcomeState::Unknown.into(),
-        reason,
-        ..JobOutcome::default()
-    }
-}
-
 pub(super) fn as_text(outcome: &JobOutcome) -> String {
     let with =
         |word: &str, text: Option<String>| text.map_or_else(String::new, |text| format!("{word}{text}"));
@@ -26,7 +17,7 @@ pub(super) fn as_text(outcome: &JobOutcome) -> String {
     };
     let text = match outcome.state() {
         JobOutcomeState::Dispatched => at("dispatched to "),
-        JobOutcomeState::Running => format!("running {attempt}{}", at(", in ")),
+        JobOutcomeState::Running => format!("queued or running: {attempt}{}", at(", in ")),
         JobOutcomeState::Waiting => format!(
             "waits for {attempt}{}{}{}",
             with(" until ", outcome.due_at.text()),
@@ -49,6 +40,7 @@ pub(super) fn as_text(outcome: &JobOutcome) -> String {
 #[cfg(test)]
 mod tests {
     use redeliver_client::messages::Position;
+    use redeliver_client::unknown_outcome;
 
     use super::*;
 
@@ -72,7 +64,7 @@ mod tests {
             (
                 JobOutcomeState::Running,
                 0,
-                "docs: running its first attempt, in docs/1/7",
+                "docs: queued or running: its first attempt, in docs/1/7",
             ),
             (
                 JobOutcomeState::Waiting,
@@ -88,6 +80,6 @@ mod tests {
         ] {
             assert_eq!(as_text(&outcome(state, attempts)), expected);
         }
-        assert_eq!(as_text(&unknown("why".to_owned())), "unknown: why");
+        assert_eq!(as_text(&unknown_outcome("why".to_owned())), "unknown: why");
     }
 }

@@ -9,6 +9,7 @@ use redeliver_testkit::eventually;
 use redeliver_testkit::kafka_request::delete_records;
 use serde_json::Value;
 
+use crate::control::Cli;
 use crate::recreated::delete;
 use crate::services::{APP, Services, id};
 use crate::support::{DEADLINE, Draft, text, words};
@@ -237,4 +238,27 @@ fn foreign_worker_leaves_only_its_records() {
     });
     let (_, source) = of_job(records, &jobs[1]);
     assert_eq!(dropped["position"], source.as_str());
+}
+
+#[test]
+fn paused_record_is_not_running() {
+    let services = Services::new("outcomes-paused");
+    let pipe = &services.pipe;
+    let (_scheduler, mut inspector, mut enricher) =
+        (pipe.scheduler("a"), services.inspect(), pipe.enricher("a"));
+    let first = schedule(&services, "fine");
+    outcome(&services, &first, "succeeded");
+    let cli = Cli::new(pipe, &mut inspector);
+    let pipeline = format!("pipeline/{}", pipe.name());
+    cli.change(&["pause", &pipeline]);
+    enricher.until_ready_but(&format!("paused pipelines: {}", pipe.name()));
+
+    let second = schedule(&services, "also fine");
+    let dispatched = outcome(&services, &second, "dispatched");
+    assert!(
+        reason(&dispatched).contains("the pipeline is paused"),
+        "{dispatched}"
+    );
+    cli.change(&["resume", &pipeline]);
+    outcome(&services, &second, "succeeded");
 }

@@ -319,7 +319,6 @@ fn sample(sample: RedriveSample) -> Sample {
     let RedriveSample { id, destination, .. } = &sample;
     let title = match sample.outcome() {
         RedriveOutcome::Done => format!("{id} → {destination}"),
-        RedriveOutcome::PayloadOmitted => format!("{id}: its payload is read at its origin"),
         skipped => format!("{id} would be skipped: {}", skipped.name().unwrap_or_default()),
     };
     let note = match (sample.payload_withheld, sample.headers_truncated) {

@@ -536,7 +536,7 @@ impl Plan {
             let uncopied = self
                 .allowed
                 .uncopied(candidate.topic, &headers, candidate.is_empty);
-            let id = |origin: &Position| self.origins_known.id(&origin.topic, letter.indexed_at);
+            let id = |origin: &Position| self.origins_known.id(&origin.topic, &letter.id);
             let id = uncopied.as_ref().map(id).transpose();
             let target = self.allowed.target(candidate, &self.options);
             match id.and_then(|id| Ok((target?, id))) {

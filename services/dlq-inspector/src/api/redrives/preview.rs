@@ -18,6 +18,7 @@ use crate::index::{self, IndexedLetter};
 use crate::ledger::State;
 use crate::redrive::job::{Item, Job, Kind};
 use crate::redrive::jobs::JobEntry;
+use crate::redrive::omitted::Restored;
 use crate::redrive::step::{Context, Presence, Tried};
 
 /// The maximum number of names of headers of a sample.
@@ -43,7 +44,8 @@ impl Api {
         let letters = getting.await.map_err(|error| query_failed(&error))?;
         let known: Vec<&IndexedLetter> = letters.iter().flatten().collect();
         let sizes = known.iter().map(|letter| letter.record_size);
-        let memory = self.reserve(viewer, sizes.fold(0, u64::saturating_add)).await?;
+        let size = sizes.fold(0, u64::saturating_add);
+        let mut memory = self.reserve(viewer, size).await?;
         let mut records = self.lookup(&known).await?.into_iter();
         let found = letters.into_iter().map(|letter| {
             // Without an entry of the index, there is no dead letter any more.
@@ -52,7 +54,19 @@ impl Api {
             (state, record.map(|stored| stored.record))
         });
         let found: Vec<(State, Option<Record>)> = found.collect();
-        let samples = self.samples(viewer, &entry, &job, items, &found);
+        let mut restored = HashMap::new();
+        for record in found.iter().filter_map(|(_, record)| record.as_ref()) {
+            if let Some(read) = self.read_for(viewer, &job, record).await? {
+                restored.insert(record.position.clone(), read);
+            }
+        }
+        if !restored.is_empty() {
+            let wholes = restored.values().flatten();
+            let size = wholes.fold(size, |size, whole| size.saturating_add(whole.size() as u64));
+            drop(memory);
+            memory = self.hold_bytes(viewer, size).await?;
+        }
+        let samples = self.samples(viewer, &entry, &job, items, &found, &restored);
         let disclosed = samples.iter().filter(|(sample, _)| !sample.headers.is_empty());
         let disclosure = Disclosure {
             ids: disclosed.clone().map(|(sample, _)| sample.id.clone()).collect(),
@@ -76,6 +90,7 @@ impl Api {
         job: &Job,
         items: Vec<Item>,
         found: &[(State, Option<Record>)],
+        restored: &HashMap<Position, Restored>,
     ) -> Vec<(v1::RedriveSample, bool)> {
         let edit = entry.edit().ok().flatten();
         if job.is_edit() && edit.is_none() {
@@ -86,7 +101,7 @@ impl Api {
             job,
             edit: edit.as_ref(),
             destinations: &self.redrives.destinations,
-            restored: &|_| None,
+            restored: &|letter| restored.get(&letter.position).cloned(),
             presence: &|_| Presence::Exists,
             now: self.clock.now(),
         };
@@ -121,6 +136,9 @@ impl Api {
             true => viewer.sees_edits(topic),
             false => viewer.sees_payloads(topic),
         };
+        // The headers are those of a record of the source.
+        let origin = self.redrives.destinations.uncopied_of(letter);
+        let is_shown = is_shown && origin.is_none_or(|origin| viewer.sees_payloads(&origin.topic));
         if !is_shown {
             sample.payload_withheld = v1::PayloadWithheld::NoPermission.into();
             return (sample, false);

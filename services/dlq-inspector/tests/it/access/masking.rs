@@ -25,6 +25,9 @@ const MASKED: [&str; 6] = [
     "n0t-json-7531",
 ];
 
+/// A job with a record that waits.
+const JOB: &str = "01KAJQ6Z2B0003000000000A7X";
+
 /// What the caller sees.
 const SHOWN: [&str; 4] = ["shown-field", "shown-header", "shown-message", "shown-stack"];
 
@@ -351,6 +354,7 @@ async fn no_method_answers_what_is_masked() {
     waits.headers = waits.headers.filtered(|name| name != "error-message");
     waits.headers.push_text("error-message", &message);
     waits.headers.push_text("x-user", MASKED[2]);
+    waits.headers.push_text("job-id", JOB);
     callers.env.put(&tier, 0, vec![waits]).await;
     let mut inspector = callers.env.start().await;
     let channel = inspector.channel().await;
@@ -427,9 +431,20 @@ async fn no_method_answers_what_is_masked() {
         }
     };
     let outcomes = v1::GetJobOutcomesRequest {
-        id: "01KAJQ6Z2B0003000000000A7X".to_owned(),
+        id: JOB.to_owned(),
         topic: pipeline.clone(),
     };
+    redeliver_testkit::eventually_async("the job is known", DEADLINE, async || {
+        let path = "/redeliver.v1.WaitingService/GetJobOutcomes";
+        let messages = answer(raw(), path, outcomes.encode_to_vec()).await.unwrap();
+        let answered = v1::GetJobOutcomesResponse::decode(messages[0].clone()).unwrap();
+        let outcome = &answered.outcomes[0];
+        match (outcome.state(), &*outcome.error_code) {
+            (v1::JobOutcomeState::Waiting, "http.503") => Ok(()),
+            _ => Err(answered),
+        }
+    })
+    .await;
     let change_job = || {
         let change = v1::ChangeRedriveRequest {
             id: job.clone(),

@@ -154,9 +154,27 @@ async fn uncopied_payload_is_read_at_origin() {
             .any(|warning| warning.contains("not verified")),
         "{job:?}"
     );
+    let samples = preview(&mut inspector, &job.id).await;
     start(&mut inspector, &job.id).await;
     let job = until(&mut inspector, &job.id, &ENDED).await;
     assert_eq!((job.done, job.skipped), (4, 0), "{job:?}");
+    let items = items(&mut inspector, &job.id).await;
+    for sample in &samples {
+        let item = items.iter().find(|item| item.id == sample.id).unwrap();
+        let written = written(item);
+        let mut records = read(&world.env, &world.source).into_iter();
+        let record = records.find(|record| record.position == written).unwrap();
+        assert_previewed(sample, &record);
+    }
+    assert_eq!(samples.len(), 3);
+    let entries = audited(&world.env, &job.id);
+    let redriven = entries
+        .iter()
+        .find(|entry| entry.action == "dead-letters.redrive");
+    assert_eq!(
+        redriven.unwrap().details,
+        format!("payloads read from {}", world.source)
+    );
     let redriven = world.redriven();
     let keys: Vec<_> = redriven
         .iter()
@@ -263,7 +281,14 @@ async fn uncopied_payload_needs_scope_for_origin() {
     let read = format!("dead-letters:read:{}", world.source);
     let callers = [
         ("half", half.clone()),
-        ("whole", [half, vec![read.clone()]].concat()),
+        (
+            "whole",
+            [
+                half,
+                vec![read.clone(), format!("dead-letters:payload:{}", world.source)],
+            ]
+            .concat(),
+        ),
         ("metadata", [of_letter(&["read"]), vec![read]].concat()),
     ];
     let tokens = set_tokens(&mut world.env, callers);
@@ -311,4 +336,63 @@ async fn uncopied_payload_needs_scope_for_origin() {
     let request = v1::GetRedriveRequest { id: job.id.clone() };
     let seen = redrives("half").get_redrive(request).await.unwrap().into_inner();
     assert_eq!(seen.origins[0].topic, "<hidden>");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn alternating_origins_are_all_redriven() {
+    let world = Uncopied::new("uncopied-alternating").await;
+    // More than the records of one step.
+    let large = Bytes::from(vec![7; 400_000]);
+    let record = |number: usize| Dead {
+        key: Some(Bytes::from(number.to_string())),
+        value: Some(large.clone()),
+        headers: Headers::new(),
+    };
+    let mut origins = Vec::new();
+    for number in 0..40 {
+        let partition = i32::from(number % 2 == 1);
+        let records = vec![record(number)];
+        origins.extend(world.env.put(&world.source, partition, records).await);
+    }
+    world.put(&origins).await;
+    let mut inspector = world.env.start().await;
+    let filter = format!("topic = \"{}\"", world.dlq);
+    inspector.until_listed(&filter, 40).await;
+    let job = done(&mut inspector, plan(v1::RedriveKind::Redrive, &filter)).await;
+    assert_eq!((job.done, job.skipped), (40, 0), "{job:?}");
+    let redriven = world.redriven();
+    let keys: BTreeSet<_> = redriven.iter().map(|record| record.key.clone()).collect();
+    assert_eq!((redriven.len(), keys.len()), (40, 40));
+    assert!(
+        redriven
+            .iter()
+            .all(|record| record.value.as_ref() == Some(&large))
+    );
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn absent_source_had_no_payloads() {
+    let mut world = Uncopied::new("uncopied-absent").await;
+    let later: Arc<str> = format!("{}-later", world.env.base.name()).into();
+    let sources = format!(r#"{{"{}":["{later}"]}}"#, world.dlq);
+    world.env.base.set("dlq_inspector.share_group_sources", &sources);
+    let origin = Position {
+        topic: later.clone(),
+        partition: 0,
+        offset: 0,
+    };
+    world.put(std::slice::from_ref(&origin)).await;
+    let mut inspector = world.env.start().await;
+    let filter = format!("topic = \"{}\"", world.dlq);
+    inspector.until_listed(&filter, 1).await;
+    world.env.recreate_topic(&later, 1).await;
+    let record = dead("new", "value", &[]);
+    world.env.put(&later, 0, vec![record]).await;
+    world.put(&[origin]).await;
+    inspector.until_listed(&filter, 2).await;
+    let before = letter(&mut inspector, &world.id(0)).await;
+    assert_eq!(before.payload_at_origin(), PayloadAtOrigin::Recreated);
+    let after = letter(&mut inspector, &world.id(1)).await;
+    assert_eq!(after.payload_at_origin(), PayloadAtOrigin::NotVerified);
+    assert_eq!(after.key.as_deref(), Some(&b"new"[..]));
 }

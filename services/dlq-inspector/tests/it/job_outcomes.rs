@@ -1,0 +1,242 @@
+//! What has become of jobs, as far as it depends on the inspector alone. `services/redeliver/tests/it/outcomes.rs` has schedulers and workers.
+
+use std::sync::Arc;
+
+use redeliver_core::headers::{Origin, write_lineage};
+use redeliver_core::{Headers, Position, Record, Timestamp};
+use redeliver_proto::v1::JobOutcomeState as State;
+use redeliver_proto::v1::waiting_service_client::WaitingServiceClient;
+use redeliver_proto::{error, v1};
+use redeliver_testkit::eventually_async;
+use redeliver_testkit::kafka_request::delete_topic;
+use tonic::{Code, Status};
+
+use crate::access::Callers;
+use crate::support::{DEADLINE, Dead, Inspector, InspectorEnv, dead};
+
+/// A job.
+const JOB: &str = "01KAJQ6Z2B0003000000000A7X";
+
+/// Two pipelines with outputs that read the topic of an application.
+struct World {
+    env: InspectorEnv,
+    source: Arc<str>,
+    /// The names of the pipelines.
+    names: [String; 2],
+}
+
+impl World {
+    async fn new(name: &str) -> Self {
+        let mut env = InspectorEnv::new(name);
+        let base = env.base.name().to_owned();
+        let source: Arc<str> = format!("{base}-source").into();
+        let names = ["first", "second"].map(|pipeline| format!("{base}-{pipeline}"));
+        for pipeline in &names {
+            env.base.set(&format!("pipelines.{pipeline}.source"), &source);
+            env.base.set(
+                &format!("pipelines.{pipeline}.output"),
+                &format!("{pipeline}-out"),
+            );
+        }
+        env.base.set("scheduler.apps.shop.topic", &source);
+        env.recreate_topic(&source, 1).await;
+        Self { env, source, names }
+    }
+
+    fn output(&self, pipeline: usize) -> Arc<str> {
+        format!("{}-out", self.names[pipeline]).into()
+    }
+
+    /// Writes the record of a job, and returns its copy in a pipeline.
+    async fn dispatch(&self, job: &str) -> impl Fn(usize) -> Dead {
+        let record = dead("k", "job", &[("job-id", job)]);
+        let headers = record.headers.clone();
+        let written = self.env.put(&self.source, 0, vec![record]).await;
+        let names = self.names.clone();
+        move |pipeline| copy(&names[pipeline], &written[0], headers.clone())
+    }
+}
+
+fn copy(pipeline: &str, position: &Position, headers: Headers) -> Dead {
+    let record = Record {
+        position: position.clone(),
+        timestamp: Some(Timestamp::from_millis(1_700_000_000_000)),
+        key: None,
+        value: None,
+        headers,
+        unreadable_headers: 0,
+    };
+    let mut copy = dead("k", "copy", &[]);
+    copy.headers = record.headers.clone();
+    write_lineage(&mut copy.headers, pipeline, &Origin::of(&record), 0);
+    copy
+}
+
+async fn outcomes(inspector: &mut Inspector, job: &str, topic: &str) -> Vec<v1::JobOutcome> {
+    let request = v1::GetJobOutcomesRequest {
+        id: job.to_owned(),
+        topic: topic.to_owned(),
+    };
+    let mut client = WaitingServiceClient::new(inspector.channel().await);
+    let answer = client.get_job_outcomes(request).await;
+    answer.unwrap().into_inner().outcomes
+}
+
+/// The outcome in the first pipeline, once it has this state.
+async fn until(inspector: &mut Inspector, job: &str, topic: &str, state: State) -> v1::JobOutcome {
+    eventually_async(&format!("{job} is {state:?}"), DEADLINE * 2, async || {
+        let outcome = outcomes(inspector, job, topic).await.swap_remove(0);
+        match outcome.state() == state {
+            true => Ok(outcome),
+            false => Err(outcome),
+        }
+    })
+    .await
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn outcomes_are_those_of_pipelines() {
+    let world = World::new("outcomes-two").await;
+    let output = world.output(0);
+    world.env.recreate_topic(&output, 1).await;
+    let letters = world.env.create_topic("second", 1).await;
+    let in_pipeline = world.dispatch(JOB).await;
+    world.env.put(&output, 0, vec![in_pipeline(0)]).await;
+    let mut letter = in_pipeline(1);
+    letter.headers.push_text("error-class", "permanent");
+    letter.headers.push_text("error-code", "http.404");
+    world.env.put(&letters, 0, vec![letter]).await;
+    let mut inspector = world.env.start().await;
+    inspector.until_listed(&format!("topic = \"{letters}\""), 1).await;
+    until(&mut inspector, JOB, &world.source, State::Succeeded).await;
+    let found = outcomes(&mut inspector, JOB, "").await;
+    let found: Vec<_> = found
+        .iter()
+        .map(|outcome| {
+            let position = outcome.position.as_ref().unwrap();
+            (
+                &*outcome.pipeline,
+                outcome.state(),
+                &*position.topic,
+                &*outcome.error_code,
+            )
+        })
+        .collect();
+    let [first, second] = &world.names;
+    assert_eq!(
+        found,
+        [
+            (&**first, State::Succeeded, &*output, ""),
+            (&**second, State::Dead, &*letters, "http.404"),
+        ]
+    );
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn recreated_topic_has_fewer_partitions() {
+    const LATER: &str = "01KAJQ6Z2B0003000000000A7Y";
+    let world = World::new("outcomes-fewer").await;
+    let output = world.output(0);
+    world.env.recreate_topic(&output, 2).await;
+    let in_pipeline = world.dispatch(JOB).await;
+    world.env.put(&output, 1, vec![in_pipeline(0)]).await;
+    let mut inspector = world.env.start().await;
+    let found = until(&mut inspector, JOB, &world.source, State::Succeeded).await;
+    assert_eq!(found.position.unwrap().partition, 1);
+
+    delete_topic(world.env.base.brokers(), &output);
+    world.env.recreate_topic(&output, 1).await;
+    let gone = until(&mut inspector, JOB, &world.source, State::Unknown).await;
+    assert!(gone.reason.contains("created again"), "{gone:?}");
+    let in_pipeline = world.dispatch(LATER).await;
+    world.env.put(&output, 0, vec![in_pipeline(0)]).await;
+    let found = until(&mut inspector, LATER, &world.source, State::Succeeded).await;
+    assert_eq!(found.position.unwrap().partition, 0);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn disabled_index_says_so() {
+    let mut world = World::new("outcomes-disabled").await;
+    world.env.base.set("dlq_inspector.max_job_outcomes", "0");
+    let mut inspector = world.env.start().await;
+    let found = outcomes(&mut inspector, JOB, &world.source).await;
+    let found: Vec<_> = found
+        .iter()
+        .map(|outcome| (outcome.state(), &*outcome.reason))
+        .collect();
+    assert_eq!(
+        found,
+        [(State::Unknown, "dlq_inspector.max_job_outcomes is 0"); 2]
+    );
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn outcome_contains_nothing_masked() {
+    let scopes: [(&str, &[&str]); 2] = [
+        ("all", &["dead-letters:*"]),
+        ("masked", &["dead-letters:read", "dead-letters:payload"]),
+    ];
+    let mut callers = Callers::without_dead_letters("outcomes-masked", &scopes).await;
+    let [orders, people] = callers.topics.clone();
+    let rules = format!(
+        r#"[{{"topics": ["{orders}"], "headers": ["error-code"]}}, {{"topics": ["{people}"], "headers": ["original-*"]}}]"#
+    );
+    callers.env.base.set("dlq_inspector.masking", &rules);
+    for (app, letters) in [("orders", &orders), ("people", &people)] {
+        let pipeline = letters.strip_suffix("-dlq").unwrap();
+        callers.env.base.set(&format!("pipelines.{pipeline}.retry"), "{}");
+        callers
+            .env
+            .base
+            .set(&format!("scheduler.apps.{app}.topic"), pipeline);
+        let origin = Position {
+            topic: pipeline.into(),
+            partition: 0,
+            offset: 7,
+        };
+        let mut letter = copy(
+            pipeline,
+            &origin,
+            [("job-id", Some(JOB.as_bytes()))].into_iter().collect(),
+        );
+        for (name, value) in [
+            ("error-class", "permanent"),
+            ("error-code", "s3cret.code"),
+            ("error-message", "s3cret message"),
+        ] {
+            letter.headers.push_text(name, value);
+        }
+        callers.env.put(letters, 0, vec![letter]).await;
+    }
+    let mut inspector = callers.env.start().await;
+    let channel = inspector.channel().await;
+    let ask = async |caller: &str, letters: &str| -> Result<v1::JobOutcome, Status> {
+        let sending = callers.interceptor(caller);
+        let mut client = WaitingServiceClient::with_interceptor(channel.clone(), sending);
+        let request = v1::GetJobOutcomesRequest {
+            id: JOB.to_owned(),
+            topic: letters.strip_suffix("-dlq").unwrap().to_owned(),
+        };
+        let answer = client.get_job_outcomes(request).await?;
+        Ok(answer.into_inner().outcomes.swap_remove(0))
+    };
+    let whole = eventually_async("the job is dead", DEADLINE, async || {
+        let outcome = ask("all", &orders).await.unwrap();
+        match outcome.state() {
+            State::Dead => Ok(outcome),
+            _ => Err(outcome),
+        }
+    })
+    .await;
+    assert_eq!(
+        (&*whole.error_class, &*whole.error_code),
+        ("permanent", "s3cret.code")
+    );
+    let masked = ask("masked", &orders).await.unwrap();
+    assert_eq!((masked.state(), &*masked.error_class), (State::Dead, "permanent"));
+    assert!(!format!("{masked:?}").contains("s3cret"), "{masked:?}");
+    // Positions tell where a record comes from.
+    let refused = ask("masked", &people).await.unwrap_err();
+    assert_eq!(refused.code(), Code::PermissionDenied);
+    assert_eq!(error::reason(&refused).as_deref(), Some("PERMISSION_DENIED"));
+}
