@@ -19,8 +19,6 @@ use crate::audit::Disclosure;
 use crate::decoding::MAX_JSON;
 use crate::filter::NumberField;
 use crate::index::{self, Direction, IndexedLetter, Page, PageLimit};
-use crate::letter::headers_size;
-use crate::redrive::omitted;
 
 const DEFAULT_PAGE_SIZE: usize = 50;
 const MAX_PAGE_SIZE: usize = 1000;

@@ -6,7 +6,6 @@
 
 use std::time::Duration;
 
-use bytes::Bytes;
 use redeliver_core::content::payload_hash;
 use redeliver_core::headers::{PAYLOAD_OMITTED, PAYLOAD_OMITTED_HASH, is_reserved};
 use redeliver_core::kept::is_of_user;
@@ -95,6 +94,7 @@ fn joined(reserved: &Headers, of_record: &Headers) -> Headers {
 
 #[cfg(test)]
 mod tests {
+    use bytes::Bytes;
     use proptest::prelude::*;
     use redeliver_core::headers;
     use redeliver_core::route::{reject, strip_payload};

@@ -23,7 +23,7 @@ use redeliver_service::topics;
 use super::Place;
 use super::decision::{Decision, Decisions};
 use super::facts::Visible;
-use super::limit::ScanLimit;
+use super::limit::{SCANS, ScanLimit};
 use super::tally::{Detail, Filter, Found, Tally};
 use super::timeline::{
     Copies, Entered, Location, MAX_COPIES, RecordCopy, Timeline, may_be_in_source, timeline,
