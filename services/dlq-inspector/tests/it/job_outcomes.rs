@@ -88,7 +88,7 @@ async fn until(inspector: &mut Inspector, job: &str, topic: &str, state: State) 
         let outcome = outcomes(inspector, job, topic).await.swap_remove(0);
         match outcome.state() == state {
             true => Ok(outcome),
-            false => Err(outcome),
+            false => Err(format!("{outcome:?}")),
         }
     })
     .await
@@ -224,7 +224,7 @@ async fn outcome_contains_nothing_masked() {
         let outcome = ask("all", &orders).await.unwrap();
         match outcome.state() {
             State::Dead => Ok(outcome),
-            _ => Err(outcome),
+            _ => Err(format!("{outcome:?}")),
         }
     })
     .await;

@@ -441,7 +441,7 @@ async fn no_method_answers_what_is_masked() {
         let outcome = &answered.outcomes[0];
         match (outcome.state(), &*outcome.error_code) {
             (v1::JobOutcomeState::Waiting, "http.503") => Ok(()),
-            _ => Err(answered),
+            _ => Err(format!("{answered:?}")),
         }
     })
     .await;
