@@ -84,6 +84,38 @@ function showSignedOut() {
   message.hidden = false;
 }
 
+// Problems that can pass: outside of a section, one takes the place of the whole page.
+const passing = (part) => part.querySelector?.("[data-passes]");
+const ofPage = (page) => [...page.querySelectorAll("[data-passes]")].find((problem) => !problem.closest("section"));
+
+// Shows a fresh page. What a service has said before stays while it is silent, and then the problem is returned.
+function morph(fresh) {
+  const page = document.getElementById("page");
+  let problem = ofPage(page) ? null : ofPage(fresh);
+  if (problem) return problem;
+  const isLost = (node, next) => node.localName === "section" && passing(next) && !passing(node);
+  Idiomorph.morph(page, fresh.childNodes, {
+    morphStyle: "innerHTML",
+    callbacks: {
+      beforeNodeMorphed: (node, next) => {
+        if (isLost(node, next)) {
+          problem = passing(next);
+          return false;
+        }
+        return !(node === document.activeElement && node.matches("input")) && !node.matches?.("[data-saved]");
+      },
+      beforeAttributeUpdated: (name, node) => !(name === "open" && node.localName === "details"),
+    },
+  });
+  return problem;
+}
+
+function showSilence(problem) {
+  const silent = document.getElementById("silent");
+  silent.hidden = !problem;
+  if (problem) silent.textContent = `${problem.querySelector("strong").textContent}. What it has answered before is still shown.`;
+}
+
 async function refresh() {
   if (isReading || isSignedOut) return;
   isReading = true;
@@ -98,15 +130,7 @@ async function refresh() {
     }
     if (!fresh) throw new Error(`no page in an answer with status ${response.status}`);
     enhance(fresh);
-    if (!isInUse()) {
-      Idiomorph.morph(document.getElementById("page"), fresh.childNodes, {
-        morphStyle: "innerHTML",
-        callbacks: {
-          beforeNodeMorphed: (node) => !(node === document.activeElement && node.matches("input")) && !node.matches?.("[data-saved]"),
-          beforeAttributeUpdated: (name, node) => !(name === "open" && node.localName === "details"),
-        },
-      });
-    }
+    if (!isInUse()) showSilence(morph(fresh));
     stale.hidden = true;
   } catch {
     stale.hidden = false;
@@ -119,7 +143,7 @@ async function refresh() {
 async function stayCurrent() {
   for (;;) {
     await new Promise((done) => setTimeout(done, LIVE_INTERVAL));
-    const isLive = document.querySelector("#page [data-live]");
+    const isLive = document.querySelector("#page [data-live], #page [data-passes], #silent:not([hidden])");
     if (isLive && document.visibilityState === "visible" && !isInUse()) await refresh();
   }
 }

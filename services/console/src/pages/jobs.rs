@@ -130,7 +130,7 @@ struct One {
     job: Job,
     data: Option<Shown>,
     /// What has become of a job that was dispatched, from the inspector.
-    outcomes: Vec<JobOutcome>,
+    outcomes: Part<Vec<JobOutcome>>,
     buttons: Actions,
 }
 
@@ -148,25 +148,19 @@ fn link(outcome: &JobOutcome, id: &str) -> String {
     }
 }
 
-async fn outcomes(backend: &Backend, job: &Job, id: JobId) -> Vec<JobOutcome> {
-    let unknown = |reason: String| JobOutcome {
-        state: JobOutcomeState::Unknown.into(),
-        reason,
-        ..JobOutcome::default()
-    };
+async fn outcomes(backend: &Backend, job: &Job, id: JobId) -> Part<Vec<JobOutcome>> {
     if job.state() != JobState::Dispatched {
-        return Vec::new();
+        return Ok(Vec::new());
     }
-    match backend.waiting().job_outcomes(id, &job.topic).await {
-        Ok(outcomes) if outcomes.is_empty() => {
-            vec![unknown(format!(
-                "no pipeline that you may see has the source {}",
-                job.topic
-            ))]
-        }
-        Ok(outcomes) => outcomes,
-        Err(error) => vec![unknown(Problem::from(error).detail)],
+    let mut outcomes = backend.waiting().job_outcomes(id, &job.topic).await?;
+    if outcomes.is_empty() {
+        outcomes.push(JobOutcome {
+            state: JobOutcomeState::Unknown.into(),
+            reason: format!("no pipeline that you may see has the source {}", job.topic),
+            ..JobOutcome::default()
+        });
     }
+    Ok(outcomes)
 }
 
 pub(crate) async fn one(backend: Backend, Path(id): Path<String>) -> Response {
@@ -180,12 +174,15 @@ async fn show(backend: &Backend, id: &str) -> Response {
     };
     match backend.jobs().get(parsed).await {
         Ok(Some(job)) => {
-            let access = backend.access(Service::Scheduler).await;
+            let (access, outcomes) = tokio::join!(
+                backend.access(Service::Scheduler),
+                outcomes(backend, &job, parsed)
+            );
             let page = One {
                 frame: Frame::new(SECTION, format!("Job {id}"))
                     .command(Command::new("jobs get").argument(id)),
                 data: (!job.data.is_empty()).then(|| Shown::of(&job.data)),
-                outcomes: outcomes(backend, &job, parsed).await,
+                outcomes,
                 buttons: access.actions(super::act::job(&job)),
                 job,
             };

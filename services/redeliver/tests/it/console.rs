@@ -6,9 +6,10 @@ mod tasks;
 
 use std::net::SocketAddr;
 use std::process::Command;
+use std::time::{Duration, Instant};
 
 use redeliver_testkit::http::{self, Method};
-use redeliver_testkit::{Process, Reply, ServiceProcess, binary, eventually, run};
+use redeliver_testkit::{Process, Reply, ServiceProcess, binary, eventually, free_port, run};
 use sha2::{Digest as _, Sha256};
 
 use crate::support::{DEADLINE, Pipe, PipeBuilder, records};
@@ -339,7 +340,7 @@ fn pages_and_their_commands_work() {
 struct SignIn {
     address: SocketAddr,
     console: ServiceProcess,
-    _inspector: ServiceProcess,
+    inspector: ServiceProcess,
     pipe: Pipe,
 }
 
@@ -380,7 +381,7 @@ impl SignIn {
         Self {
             address: console.word_after(" address=").parse().unwrap(),
             console,
-            _inspector: inspector,
+            inspector,
             pipe,
         }
     }
@@ -499,4 +500,42 @@ fn viewers_cannot_act() {
         let refused = forged.refused(403);
         assert!(refused.contains("Not permitted"), "{path}: {refused}");
     }
+}
+
+/// The scheduler of this system is dead from the beginning.
+#[test]
+fn silent_services_are_named() {
+    let listen = format!("dlq_inspector.listen=127.0.0.1:{}", free_port());
+    let mut system = SignIn::start(&[("viewer", "*")], &[listen]);
+    let viewer = system.session("viewer");
+    let page = "/due?waiting=1";
+    let (scheduler, inspector) = ("The scheduler does not answer", "The inspector does not answer");
+    let answers = |system: &SignIn| {
+        eventually(page, DEADLINE, || {
+            let body = system.get(&viewer, page).body;
+            let is_shown = body.contains(scheduler) && body.contains("due already") && !body.contains(inspector);
+            is_shown.then_some(()).ok_or(body)
+        });
+    };
+    let is_silent = |system: &SignIn, path: &str, kept: &str| {
+        let began = Instant::now();
+        let body = system.get(&viewer, path).body;
+        assert!(began.elapsed() < Duration::from_secs(2), "{path}: {:?}", began.elapsed());
+        assert!(body.contains(inspector) && body.contains(kept), "{path}: {body}");
+        assert!(body.contains(" data-passes>"), "{path}: {body}");
+    };
+    answers(&system);
+
+    system.inspector.freeze();
+    for path in ["/", "/groups", "/letters", "/redrives", "/waiting?scan=counts", "/audit", "/find?q=letters"] {
+        is_silent(&system, path, "<nav");
+    }
+    is_silent(&system, page, scheduler);
+    system.inspector.thaw();
+    answers(&system);
+
+    system.inspector.kill_9();
+    is_silent(&system, page, scheduler);
+    system.inspector.start_again();
+    answers(&system);
 }
