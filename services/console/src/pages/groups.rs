@@ -91,9 +91,7 @@ impl Row {
     }
 
     pub(crate) fn trend(&self) -> askama::filters::Safe<String> {
-        let last: u64 = self.group.trend.iter().sum();
-        let label = format!("{} dead letters in the last 24 hours", html::number(last));
-        html::bars(&self.group.trend, "spark", &label)
+        html::trend(&self.group.trend)
     }
 }
 
