@@ -80,7 +80,7 @@ impl Row {
 }
 
 /// How many records wait in all places; a bound if some are not exact.
-fn waiting(pipeline: &PipelineOverview) -> String {
+pub(super) fn waiting(pipeline: &PipelineOverview) -> String {
     let counts = pipeline
         .waiting
         .iter()
@@ -101,7 +101,7 @@ fn waiting(pipeline: &PipelineOverview) -> String {
 }
 
 /// How many of them are due; a bound if not all were read.
-fn overdue(pipeline: &PipelineOverview) -> String {
+pub(super) fn overdue(pipeline: &PipelineOverview) -> String {
     let known = pipeline.waiting.iter().filter(|place| place.overdue.is_some());
     if known.clone().next().is_none() {
         return "unknown".to_owned();
