@@ -148,6 +148,16 @@ async function stayCurrent() {
   }
 }
 
+// Completes the last condition of a filter, where a browser completes only the whole text.
+document.addEventListener("input", ({ target }) => {
+  const list = target.list;
+  if (!list) return;
+  list.conditions ??= [...list.options].filter((option) => !("longer" in option.dataset)).map((option) => option.value);
+  const head = target.value.match(/^.*\b(?:AND|OR|NOT)\s+\(*|^\(+/)?.[0] ?? "";
+  if (list.options[0]?.value === head + list.conditions[0]) return;
+  list.replaceChildren(...list.conditions.map((condition) => element("option", "", { value: head + condition })));
+});
+
 let goes = false;
 document.addEventListener("keydown", (event) => {
   if (event.ctrlKey || event.metaKey || event.altKey || document.querySelector("dialog[open]")) return;
