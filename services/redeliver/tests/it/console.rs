@@ -8,8 +8,11 @@ use std::net::SocketAddr;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
+use redeliver_core::{Clock as _, SystemClock};
 use redeliver_testkit::http::{self, Method};
-use redeliver_testkit::{Process, Reply, ServiceProcess, binary, eventually, free_port, run};
+use redeliver_testkit::jwt::{Issuer, jwks};
+use redeliver_testkit::{FakeEndpoint, Process, Reply, ServiceProcess, binary, eventually, free_port, run};
+use serde_json::json;
 use sha2::{Digest as _, Sha256};
 
 use crate::support::{DEADLINE, Pipe, PipeBuilder, records};
@@ -538,4 +541,44 @@ fn silent_services_are_named() {
     is_silent(&system, page, scheduler);
     system.inspector.start_again();
     answers(&system);
+}
+
+#[test]
+fn rotated_keys_need_no_restart() {
+    let [old, new, forged] = ["old", "new", "forged"].map(|id| Issuer::new(id).unwrap());
+    let issuer = FakeEndpoint::start(|_| Reply::status(404));
+    let publish = |keys: &[&Issuer]| {
+        let keys = jwks(keys);
+        issuer.behave(move |_| Reply::ok(keys.clone()));
+    };
+    publish(&[&old]);
+    let settings = [
+        "dlq_inspector.auth.jwt.issuer=https://login.test".to_owned(),
+        "dlq_inspector.auth.jwt.audience=redeliver".to_owned(),
+        format!("dlq_inspector.auth.jwt.jwks_url={}/keys", issuer.url()),
+    ];
+    let system = SignIn::start(&[("other", "jobs:read")], &settings);
+    let token = |key: &Issuer| {
+        let expires = SystemClock.now().as_millis() / 1_000 + 600;
+        let claims = json!({
+            "iss": "https://login.test", "aud": "redeliver", "sub": "ann", "exp": expires, "scope": "dead-letters:read",
+        });
+        key.sign(&claims).unwrap()
+    };
+    let before = system.session(&token(&old));
+    publish(&[&old, &new]);
+    let after = system.session(&token(&new));
+    for session in [&before, &after] {
+        assert_eq!(system.get(session, "/letters").status, 200);
+    }
+
+    publish(&[&new]);
+    // Unknown keys have the published ones read again, a few times per minute.
+    let refused = eventually("the old key is refused", DEADLINE, || {
+        assert_eq!(system.sign_in(&token(&forged)).status, 401);
+        let page = system.get(&before, "/letters");
+        if page.status == 401 { Ok(page) } else { Err(page) }
+    });
+    assert!(refused.body.contains("Sign in again"), "{refused:?}");
+    assert_eq!(system.get(&after, "/letters").status, 200);
 }
