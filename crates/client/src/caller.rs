@@ -141,7 +141,16 @@ mod tests {
 
         service.behave(|_| Reply::Hang);
         let silent = call().await;
-        assert!(matches!(silent, ClientError::Unreachable { is_refused: false, .. }), "{silent:?}");
+        assert!(
+            matches!(
+                silent,
+                ClientError::Unreachable {
+                    is_refused: false,
+                    ..
+                }
+            ),
+            "{silent:?}"
+        );
         // The next call knows it.
         let began = Instant::now();
         assert!(matches!(call().await, ClientError::Unreachable { .. }) && began.elapsed() < PATIENCE);

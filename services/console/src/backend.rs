@@ -58,10 +58,18 @@ pub(crate) async fn name_services(State(names): State<Names>, request: Request, 
 /// What viewers call the service at an address, as the beginning of a sentence.
 pub(crate) fn name_of(url: &str) -> String {
     let known = |names: &Names| {
-        let named: Vec<&str> = names.iter().filter(|(of, _)| of == url).map(|(_, name)| *name).collect();
+        let named: Vec<&str> = names
+            .iter()
+            .filter(|(of, _)| of == url)
+            .map(|(_, name)| *name)
+            .collect();
         (!named.is_empty()).then(|| format!("The {}", named.join(" and ")))
     };
-    NAMES.try_with(known).ok().flatten().unwrap_or_else(|| url.to_owned())
+    NAMES
+        .try_with(known)
+        .ok()
+        .flatten()
+        .unwrap_or_else(|| url.to_owned())
 }
 
 impl Service {
@@ -119,7 +127,9 @@ impl Backend {
 
     pub(crate) fn names(&self) -> Names {
         let named = [(&self.inspector, "inspector"), (&self.scheduler, "scheduler")];
-        named.map(|(connection, name)| (connection.url().to_owned(), name)).into()
+        named
+            .map(|(connection, name)| (connection.url().to_owned(), name))
+            .into()
     }
 
     pub(crate) fn dead_letters(&self) -> DeadLetterClient {

@@ -200,7 +200,10 @@ pub(crate) fn trend(counts: &[u64]) -> Safe<String> {
     let sum = number(counts.iter().sum::<u64>());
     let mut label = format!("{sum} dead letters in the last 24 hours");
     let hours = counts.iter().rev().enumerate();
-    if let Some((ago, most @ 1..)) = hours.map(|(ago, count)| (ago, *count)).max_by_key(|(ago, count)| (*count, Reverse(*ago))) {
+    if let Some((ago, most @ 1..)) = hours
+        .map(|(ago, count)| (ago, *count))
+        .max_by_key(|(ago, count)| (*count, Reverse(*ago)))
+    {
         if ago > 0 {
             let _ = write!(label, "; most of them {ago} hours ago: {}", number(most));
         }
@@ -401,7 +404,11 @@ mod tests {
         let shown = trend(&[0, 7, 2, 1]).0;
         let label = "10 dead letters in the last 24 hours; most of them 2 hours ago: 7; in this hour: 1";
         assert!(shown.contains(label), "{shown}");
-        assert!(trend(&[0; 24]).0.contains("aria-label=\"0 dead letters in the last 24 hours\""));
+        assert!(
+            trend(&[0; 24])
+                .0
+                .contains("aria-label=\"0 dead letters in the last 24 hours\"")
+        );
     }
 
     #[test]

@@ -68,8 +68,17 @@ impl Completions {
     pub(super) fn of_letters(filter: &str, letters: &[DeadLetter]) -> Self {
         let mut completions = Self::of(filter);
         for letter in letters {
-            let DeadLetter { error_code, error_class, pipeline, .. } = letter;
-            completions.add([("error_code", error_code), ("error_class", error_class), ("pipeline", pipeline)]);
+            let DeadLetter {
+                error_code,
+                error_class,
+                pipeline,
+                ..
+            } = letter;
+            completions.add([
+                ("error_code", error_code),
+                ("error_class", error_class),
+                ("pipeline", pipeline),
+            ]);
             if let Some(position) = &letter.position {
                 completions.add([("topic", &position.topic)]);
             }
@@ -80,8 +89,17 @@ impl Completions {
     pub(super) fn of_groups(filter: &str, groups: &[Group]) -> Self {
         let mut completions = Self::of(filter);
         for group in groups {
-            let Group { error_code, error_class, pipeline, .. } = group;
-            completions.add([("error_code", error_code), ("error_class", error_class), ("pipeline", pipeline)]);
+            let Group {
+                error_code,
+                error_class,
+                pipeline,
+                ..
+            } = group;
+            completions.add([
+                ("error_code", error_code),
+                ("error_class", error_class),
+                ("pipeline", pipeline),
+            ]);
         }
         completions
     }
@@ -129,13 +147,27 @@ mod tests {
     #[test]
     fn every_field_is_offered() {
         let docs = include_str!("../../../../docs/dead-letters.md");
-        let rows = docs.split("\n## Filters").nth(1).unwrap().split("\n| fields |").nth(1).unwrap();
+        let rows = docs
+            .split("\n## Filters")
+            .nth(1)
+            .unwrap()
+            .split("\n| fields |")
+            .nth(1)
+            .unwrap();
         let rows = rows.lines().skip(2).take_while(|line| line.starts_with('|'));
         let mut fields = 0;
         for column in rows.map(|row| row.split('|').nth(1).unwrap()) {
-            for field in column.split('`').skip(1).step_by(2).filter(|field| *field != "topic/partition/offset") {
+            for field in column
+                .split('`')
+                .skip(1)
+                .step_by(2)
+                .filter(|field| *field != "topic/partition/offset")
+            {
                 let begin = field.trim_end_matches("NAME").trim_end_matches("POINTER");
-                assert!(CONDITIONS.iter().any(|condition| condition.starts_with(begin)), "{field}");
+                assert!(
+                    CONDITIONS.iter().any(|condition| condition.starts_with(begin)),
+                    "{field}"
+                );
                 fields += 1;
             }
         }
@@ -152,9 +184,19 @@ mod tests {
         let letters = ["http.422", "a\"b", "\u{202e}x", &long, "http.422"].map(letter);
         let completions = Completions::of_letters(" state = OPEN ", &letters);
         let values: Vec<&str> = completions.conditions().take(3).collect();
-        assert_eq!(values, ["error_code = \"a\\\"b\"", "error_code = \"http.422\"", "state = OPEN"]);
+        assert_eq!(
+            values,
+            [
+                "error_code = \"a\\\"b\"",
+                "error_code = \"http.422\"",
+                "state = OPEN"
+            ]
+        );
         let longer = completions.longer().nth(1);
-        assert_eq!(longer.as_deref(), Some("state = OPEN AND error_code = \"http.422\""));
+        assert_eq!(
+            longer.as_deref(),
+            Some("state = OPEN AND error_code = \"http.422\"")
+        );
         assert_eq!(Completions::of_letters("", &[]).longer().count(), 0);
     }
 }

@@ -72,7 +72,9 @@ impl Row {
             overdue: overdue(pipeline),
             open: dead.and_then(|dead| dead.open),
             letters: address("/letters", &[("filter", &filter)]),
-            trend: dead.filter(|dead| !dead.trend.is_empty()).map(|dead| html::trend(&dead.trend)),
+            trend: dead
+                .filter(|dead| !dead.trend.is_empty())
+                .map(|dead| html::trend(&dead.trend)),
             paused: pipeline.run.as_ref().and_then(|run| run.paused) == Some(true),
             badge: Badge::of(pipeline.audit.as_ref()),
         }

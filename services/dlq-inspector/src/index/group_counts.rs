@@ -163,7 +163,9 @@ pub(crate) fn trends(connection: &Connection, now: Timestamp) -> rusqlite::Resul
     let mut rows = statement.query((from, last))?;
     while let Some(row) = rows.next()? {
         let topic = texts.text(TextTable::Texts, row.get("topic_id")?)?;
-        let trend = trends.entry(topic).or_insert_with(|| vec![0; usize::try_from(TREND_HOURS).unwrap_or_default()]);
+        let trend = trends
+            .entry(topic)
+            .or_insert_with(|| vec![0; usize::try_from(TREND_HOURS).unwrap_or_default()]);
         let index = usize::try_from(row.get::<_, i64>("hour")? - from).unwrap_or_default();
         if let Some(count) = trend.get_mut(index) {
             *count = row.get::<_, i64>("count")?.unsigned_abs();

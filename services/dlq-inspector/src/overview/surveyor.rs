@@ -337,7 +337,11 @@ impl Surveyor {
             open: open.collect(),
             has_states,
             groups: groups.filter(|_| has_states),
-            trends: self.trends.as_ref().map(|known| known.trends.clone()).unwrap_or_default(),
+            trends: self
+                .trends
+                .as_ref()
+                .map(|known| known.trends.clone())
+                .unwrap_or_default(),
             completeness,
         }))
     }

@@ -516,21 +516,34 @@ fn silent_services_are_named() {
     let answers = |system: &SignIn| {
         eventually(page, DEADLINE, || {
             let body = system.get(&viewer, page).body;
-            let is_shown = body.contains(scheduler) && body.contains("due already") && !body.contains(inspector);
+            let is_shown =
+                body.contains(scheduler) && body.contains("due already") && !body.contains(inspector);
             is_shown.then_some(()).ok_or(body)
         });
     };
     let is_silent = |system: &SignIn, path: &str, kept: &str| {
         let began = Instant::now();
         let body = system.get(&viewer, path).body;
-        assert!(began.elapsed() < Duration::from_secs(2), "{path}: {:?}", began.elapsed());
+        assert!(
+            began.elapsed() < Duration::from_secs(2),
+            "{path}: {:?}",
+            began.elapsed()
+        );
         assert!(body.contains(inspector) && body.contains(kept), "{path}: {body}");
         assert!(body.contains(" data-passes>"), "{path}: {body}");
     };
     answers(&system);
 
     system.inspector.freeze();
-    for path in ["/", "/groups", "/letters", "/redrives", "/waiting?scan=counts", "/audit", "/find?q=letters"] {
+    for path in [
+        "/",
+        "/groups",
+        "/letters",
+        "/redrives",
+        "/waiting?scan=counts",
+        "/audit",
+        "/find?q=letters",
+    ] {
         is_silent(&system, path, "<nav");
     }
     is_silent(&system, page, scheduler);

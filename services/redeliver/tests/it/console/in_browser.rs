@@ -417,7 +417,8 @@ fn open_pages_outlive_silence() {
     browser.holds(is_kept);
     browser.inspect("now-silent");
     system.inspector.thaw();
-    browser.holds("return document.getElementById('silent').hidden && document.querySelector('.list') !== null");
+    browser
+        .holds("return document.getElementById('silent').hidden && document.querySelector('.list') !== null");
     // A page that has nothing yet gets it without a reload.
     system.inspector.freeze();
     browser.open("/groups");
