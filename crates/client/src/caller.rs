@@ -47,16 +47,21 @@ impl Patience {
         noticed.is_some_and(|noticed| noticed.elapsed() < KNOWN)
     }
 
-    /// Returns once the service is silent for too long; never if it answers a question that costs it nothing. Any answer is one: a service can be older
+    /// Returns once the service is silent for too long; never as long as it answers a question that costs it nothing. Any answer is one: a service can be older
     /// than the question, or refuse the token.
     async fn exhausted(&self, sender: Sender) {
-        let deadline = Instant::now() + self.limit;
-        sleep(self.limit / ASKED_AFTER).await;
         let mut client = AccessServiceClient::new(sender);
-        match timeout_at(deadline, client.get_access(GetAccessRequest {})).await {
+        let mut heard = Instant::now();
+        let mut pause = self.limit / ASKED_AFTER;
+        loop {
+            sleep(pause).await;
             // If there is no connection, the call itself tells why.
-            Ok(_) => std::future::pending().await,
-            Err(_) => *self.noticed.lock().unwrap_or_else(PoisonError::into_inner) = Some(Instant::now()),
+            let asked = timeout_at(heard + self.limit, client.get_access(GetAccessRequest {})).await;
+            if asked.is_err() {
+                *self.noticed.lock().unwrap_or_else(PoisonError::into_inner) = Some(Instant::now());
+                return;
+            }
+            (heard, pause) = (Instant::now(), self.limit / 2);
         }
     }
 }

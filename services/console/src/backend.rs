@@ -26,7 +26,7 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
 /// How long it waits for one that works.
 const CALL_TIMEOUT: Duration = Duration::from_secs(15);
 /// A machine that is gone does not close its connections. Calls wait for its return until the connection is given up, after twice this time.
-const KEEP_ALIVE: Duration = Duration::from_secs(3);
+const KEEP_ALIVE: Duration = Duration::from_secs(5);
 
 /// The services behind the console, called with the token of the viewer. Clones share their connections. Handlers get it as an extractor.
 #[derive(Clone, Debug)]
