@@ -116,10 +116,16 @@ function showSilence(problem) {
   if (problem) silent.textContent = `${problem.querySelector("strong").textContent}. What it has answered before is still shown.`;
 }
 
+function showStale(why) {
+  const stale = document.getElementById("stale");
+  stale.hidden = !why;
+  if (why) stale.textContent = `Not current: ${why}.`;
+}
+
 async function refresh() {
   if (isReading || isSignedOut) return;
   isReading = true;
-  const stale = document.getElementById("stale");
+  const late = setTimeout(() => showStale("waiting for an answer"), LIVE_INTERVAL);
   try {
     const response = await fetch(location.href, { signal: AbortSignal.timeout(30000) });
     const html = new DOMParser().parseFromString(await response.text(), "text/html");
@@ -131,11 +137,12 @@ async function refresh() {
     if (!fresh) throw new Error(`no page in an answer with status ${response.status}`);
     enhance(fresh);
     if (!isInUse()) showSilence(morph(fresh));
-    stale.hidden = true;
+    showStale(null);
   } catch {
-    stale.hidden = false;
+    showStale("the console does not answer");
   } finally {
-    document.body.classList.toggle("stale", !stale.hidden);
+    clearTimeout(late);
+    document.body.classList.toggle("stale", !document.getElementById("stale").hidden);
     isReading = false;
   }
 }
