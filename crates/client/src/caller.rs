@@ -1,6 +1,7 @@
 //! Calls that notice a service that is silent.
 
 use std::error::Error;
+use std::future::ready;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -88,17 +89,18 @@ impl Service<http::Request<Body>> for Caller {
     type Future = BoxFuture<Self::Response, StdError>;
 
     fn poll_ready(&mut self, context: &mut Context<'_>) -> Poll<Result<(), StdError>> {
-        self.sender.poll_ready(context).map_err(StdError::from)
+        Service::<http::Request<Body>>::poll_ready(&mut self.sender, context).map_err(StdError::from)
     }
 
     fn call(&mut self, request: http::Request<Body>) -> Self::Future {
         let Some(patience) = self.patience.clone() else {
             let answer = self.sender.call(request);
-            return Box::pin(async { answer.await.map_err(StdError::from) });
+            return Box::pin(async move { answer.await.map_err(StdError::from) });
         };
         let silence = Silence(patience.limit);
         if patience.is_known_silent() {
-            return Box::pin(async { Err(silence.into()) });
+            let silent: Result<Self::Response, StdError> = Err(silence.into());
+            return Box::pin(ready(silent));
         }
         let (answer, sender) = (self.sender.call(request), self.sender.clone());
         Box::pin(async move {

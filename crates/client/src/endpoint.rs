@@ -63,7 +63,7 @@ macro_rules! client {
         $(#[$about])*
         #[derive(Clone, Debug)]
         pub struct $client {
-            service: $service<$crate::endpoint::Caller>,
+            service: $service<$crate::caller::Caller>,
             url: String,
         }
 

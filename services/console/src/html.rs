@@ -195,24 +195,6 @@ pub(crate) fn bars(counts: &[u64], class: &str, label: impl AsRef<str>) -> Safe<
     bars_up_to(counts.iter().copied().max().unwrap_or(0), counts, class, label)
 }
 
-/// Dead letters by hour. Who does not see the bars hears how many there are, when most of them died, and how many in this hour.
-pub(crate) fn trend(counts: &[u64]) -> Safe<String> {
-    let sum = number(counts.iter().sum::<u64>());
-    let mut label = format!("{sum} dead letters in the last 24 hours");
-    let hours = counts.iter().rev().enumerate();
-    if let Some((ago, most @ 1..)) = hours
-        .map(|(ago, count)| (ago, *count))
-        .max_by_key(|(ago, count)| (*count, Reverse(*ago)))
-    {
-        if ago > 0 {
-            let _ = write!(label, "; most of them {ago} hours ago: {}", number(most));
-        }
-        let current = counts.last().copied().unwrap_or_default();
-        let _ = write!(label, "; in this hour: {}", number(current));
-    }
-    bars(counts, "spark", &label)
-}
-
 /// The same, with a height of its own for this count, so that charts can be compared.
 pub(crate) fn bars_up_to(most: u64, counts: &[u64], class: &str, label: impl AsRef<str>) -> Safe<String> {
     const HEIGHT: u64 = 28;
@@ -241,6 +223,24 @@ pub(crate) fn bars_up_to(most: u64, counts: &[u64], class: &str, label: impl AsR
     }
     svg.push_str("</svg>");
     Safe(svg)
+}
+
+/// Dead letters by hour. Who does not see the bars hears how many there are, when most of them died, and how many in this hour.
+pub(crate) fn trend(counts: &[u64]) -> Safe<String> {
+    let sum = number(counts.iter().sum::<u64>());
+    let mut label = format!("{sum} dead letters in the last 24 hours");
+    let hours = counts.iter().rev().enumerate();
+    if let Some((ago, most @ 1..)) = hours
+        .map(|(ago, count)| (ago, *count))
+        .max_by_key(|(ago, count)| (*count, Reverse(*ago)))
+    {
+        if ago > 0 {
+            let _ = write!(label, "; most of them {ago} hours ago: {}", number(most));
+        }
+        let current = counts.last().copied().unwrap_or_default();
+        let _ = write!(label, "; in this hour: {}", number(current));
+    }
+    bars(counts, "spark", &label)
 }
 
 /// Bytes of a record as a person reads them best, or their beginning.

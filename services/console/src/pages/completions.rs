@@ -56,7 +56,6 @@ const CONDITIONS: [&str; 36] = [
 ];
 
 /// What completes a filter.
-#[derive(Default)]
 pub(super) struct Completions {
     /// Conditions on values, such as `error_code = "http.422"`.
     values: BTreeSet<String>,
@@ -135,8 +134,8 @@ impl Completions {
 
     /// The filter in the box with one more condition.
     pub(super) fn longer(&self) -> impl Iterator<Item = String> {
-        let conditions = self.conditions().filter(|_| !self.filter.is_empty());
-        conditions.map(|condition| format!("{} AND {condition}", self.filter))
+        let conditions = self.conditions().filter(move |_| !self.filter.is_empty());
+        conditions.map(move |condition| format!("{} AND {condition}", self.filter))
     }
 }
 
@@ -181,7 +180,7 @@ mod tests {
             ..DeadLetter::default()
         };
         let long = "x".repeat(MAX_VALUE + 1);
-        let letters = ["http.422", "a\"b", "\u{202e}x", &long, "http.422"].map(letter);
+        let letters = ["http.422", "a\"b", "\u{202e}x", long.as_str(), "http.422"].map(letter);
         let completions = Completions::of_letters(" state = OPEN ", &letters);
         let values: Vec<&str> = completions.conditions().take(3).collect();
         assert_eq!(
