@@ -509,7 +509,7 @@ fn viewers_cannot_act() {
 #[test]
 fn silent_services_are_named() {
     let listen = format!("dlq_inspector.listen=127.0.0.1:{}", free_port());
-    let mut system = SignIn::start(&[("viewer", "*")], &[listen]);
+    let mut system = SignIn::start(&[("viewer", "'*'")], &[listen]);
     let viewer = system.session("viewer");
     let page = "/due?waiting=1";
     let (scheduler, inspector) = ("The scheduler does not answer", "The inspector does not answer");

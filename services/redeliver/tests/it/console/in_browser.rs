@@ -405,7 +405,7 @@ fn viewers_sign_in_and_out() {
 #[test]
 #[ignore = "long"]
 fn open_pages_outlive_silence() {
-    let mut system = SignIn::start(&[("viewer", "*")], &[]);
+    let mut system = SignIn::start(&[("viewer", "'*'")], &[]);
     let mut browser = Browser::start(system.address);
     browser.open("/");
     browser.fill("token", "viewer");
