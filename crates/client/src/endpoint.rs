@@ -6,13 +6,10 @@ use std::time::Duration;
 
 use redeliver_proto::auth::SendToken;
 use rustls::RootCertStore;
-use tonic::service::interceptor::InterceptedService;
 use tonic::transport::{Certificate, Channel, ClientTlsConfig, Identity, Uri};
 
+use crate::caller::{Caller, Patience};
 use crate::error::ClientError;
-
-/// A channel that adds the token to each call.
-pub(crate) type Caller = InterceptedService<Channel, SendToken>;
 
 /// A connection to a service, and who calls. Clones share the connection. If it is lost, the next call reconnects.
 #[derive(Clone, Debug)]
@@ -20,6 +17,7 @@ pub struct Connection {
     channel: Channel,
     endpoint: Endpoint,
     sent: SendToken,
+    patience: Option<Patience>,
 }
 
 impl Connection {
@@ -37,6 +35,7 @@ impl Connection {
             channel: self.channel.clone(),
             sent: endpoint.sent()?,
             endpoint,
+            patience: self.patience.clone(),
         })
     }
 
@@ -47,7 +46,7 @@ impl Connection {
     }
 
     pub(crate) fn caller(&self) -> Caller {
-        InterceptedService::new(self.channel.clone(), self.sent.clone())
+        Caller::new(self.channel.clone(), self.sent.clone(), self.patience.clone())
     }
 }
 
@@ -64,7 +63,7 @@ macro_rules! client {
         $(#[$about])*
         #[derive(Clone, Debug)]
         pub struct $client {
-            service: $service<$crate::endpoint::Caller>,
+            service: $service<$crate::caller::Caller>,
             url: String,
         }
 
@@ -114,6 +113,8 @@ pub struct Endpoint {
     client_certificate: Option<(PathBuf, PathBuf)>,
     connect_timeout: Duration,
     timeout: Duration,
+    patience: Option<Duration>,
+    keep_alive: Duration,
 }
 
 impl Endpoint {
@@ -134,6 +135,8 @@ impl Endpoint {
             client_certificate: None,
             connect_timeout: Duration::from_secs(5),
             timeout: Duration::from_secs(30),
+            patience: None,
+            keep_alive: Duration::from_secs(20),
         }
     }
 
@@ -193,6 +196,21 @@ impl Endpoint {
         self
     }
 
+    /// How long a service may be silent: a call fails with [`ClientError::Unreachable`] if the service answers neither to it nor to a small question
+    /// within this time. If it answers to that one, the call takes as long as it may. Default: it may be silent until the timeout of the call.
+    #[must_use]
+    pub fn patience(mut self, patience: Duration) -> Self {
+        self.patience = Some(patience);
+        self
+    }
+
+    /// How often the connection is checked, and how long the service has time for it. Default: 20 seconds.
+    #[must_use]
+    pub fn keep_alive(mut self, interval: Duration) -> Self {
+        self.keep_alive = interval;
+        self
+    }
+
     /// The address of the service.
     #[must_use]
     pub fn url(&self) -> &str {
@@ -225,6 +243,7 @@ impl Endpoint {
             channel,
             endpoint: self.clone(),
             sent,
+            patience: self.patience.map(Patience::new),
         }
     }
 
@@ -258,7 +277,8 @@ impl Endpoint {
             })?
             .connect_timeout(self.connect_timeout)
             .timeout(self.timeout)
-            .http2_keep_alive_interval(Duration::from_secs(20))
+            .http2_keep_alive_interval(self.keep_alive)
+            .keep_alive_timeout(self.keep_alive)
             .keep_alive_while_idle(true);
         let read = |kind: &str, path: &Path| {
             std::fs::read(path).map_err(|error| {

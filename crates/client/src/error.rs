@@ -10,6 +10,7 @@ use redeliver_proto::convert::from_duration;
 use redeliver_proto::{error as proto, v1};
 use tonic::{Code, Response, Status};
 
+use crate::caller::is_silence;
 use crate::request::InvalidRequest;
 use crate::scheme;
 
@@ -234,6 +235,7 @@ impl ClientError {
 pub(crate) async fn answer<T>(url: &str, answer: Result<Response<T>, Status>) -> Result<T, ClientError> {
     match answer {
         Ok(answer) => Ok(answer.into_inner()),
+        Err(status) if is_silence(&status) => Err(ClientError::from_status(url, &status)),
         Err(status) => Err(ClientError::from_status(url, &status).explained().await),
     }
 }

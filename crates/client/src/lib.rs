@@ -50,6 +50,7 @@
 
 mod access;
 mod audit;
+mod caller;
 mod controls;
 mod dead_letters;
 mod endpoint;

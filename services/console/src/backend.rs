@@ -1,10 +1,13 @@
 //! Clients of the inspector and the scheduler, for the viewer of a page.
 
+use std::sync::Arc;
 use std::time::Duration;
 
-use axum::extract::FromRequestParts;
+use axum::extract::{FromRequestParts, Request, State};
 use axum::http::StatusCode;
 use axum::http::request::Parts;
+use axum::middleware::Next;
+use axum::response::Response;
 use redeliver_client::messages::GetAccessRequest;
 use redeliver_client::{
     AccessClient, AuditClient, ClientError, Connection, ControlClient, DeadLetterClient, Endpoint, JobClient,
@@ -16,9 +19,14 @@ use redeliver_runtime::config::{ConfigError, Secret};
 use crate::access::Access;
 use crate::config::{BackendConfig, ConsoleConfig};
 
-/// How long a page waits for a service. A viewer must know within two seconds that a service is gone.
-const CONNECT_TIMEOUT: Duration = Duration::from_millis(1_500);
+/// How long a page waits for a service that is silent. A viewer must know within two seconds.
+const PATIENCE: Duration = Duration::from_millis(1_500);
+/// Longer than the patience, which says what is wrong without a second connection that asks for the reason.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
+/// How long it waits for one that works.
 const CALL_TIMEOUT: Duration = Duration::from_secs(15);
+/// A machine that is gone does not close its connections. Calls wait for its return until the connection is given up, after twice this time.
+const KEEP_ALIVE: Duration = Duration::from_secs(5);
 
 /// The services behind the console, called with the token of the viewer. Clones share their connections. Handlers get it as an extractor.
 #[derive(Clone, Debug)]
@@ -33,6 +41,35 @@ pub(crate) struct Backend {
 pub(crate) enum Service {
     Inspector,
     Scheduler,
+}
+
+/// What viewers call the services, by their addresses.
+pub(crate) type Names = Arc<[(String, &'static str)]>;
+
+tokio::task_local! {
+    static NAMES: Names;
+}
+
+/// Makes pages that can name these services.
+pub(crate) async fn name_services(State(names): State<Names>, request: Request, next: Next) -> Response {
+    NAMES.scope(names, next.run(request)).await
+}
+
+/// What viewers call the service at an address, as the beginning of a sentence.
+pub(crate) fn name_of(url: &str) -> String {
+    let known = |names: &Names| {
+        let named: Vec<&str> = names
+            .iter()
+            .filter(|(of, _)| of == url)
+            .map(|(_, name)| *name)
+            .collect();
+        (!named.is_empty()).then(|| format!("The {}", named.join(" and ")))
+    };
+    NAMES
+        .try_with(known)
+        .ok()
+        .flatten()
+        .unwrap_or_else(|| url.to_owned())
 }
 
 impl Service {
@@ -88,6 +125,13 @@ impl Backend {
         })
     }
 
+    pub(crate) fn names(&self) -> Names {
+        let named = [(&self.inspector, "inspector"), (&self.scheduler, "scheduler")];
+        named
+            .map(|(connection, name)| (connection.url().to_owned(), name))
+            .into()
+    }
+
     pub(crate) fn dead_letters(&self) -> DeadLetterClient {
         DeadLetterClient::new(&self.inspector)
     }
@@ -113,7 +157,7 @@ impl Backend {
         ControlClient::new(self.connection(Service::of_control(name)))
     }
 
-    /// What the viewer may do in a service. Ask one that has just answered: calls of one that is gone wait for one another.
+    /// What the viewer may do in a service.
     pub(crate) async fn access(&self, service: Service) -> Access {
         let client = AccessClient::new(self.connection(service));
         Access::of(client.get(GetAccessRequest {}).await)
@@ -137,8 +181,10 @@ impl Backend {
 
 fn endpoint(config: &BackendConfig) -> Endpoint {
     let mut endpoint = Endpoint::new(config.url.as_str())
+        .patience(PATIENCE)
         .connect_timeout(CONNECT_TIMEOUT)
-        .timeout(CALL_TIMEOUT);
+        .timeout(CALL_TIMEOUT)
+        .keep_alive(KEEP_ALIVE);
     if let Some(path) = &config.ca_file {
         endpoint = endpoint.ca_file(path);
     }

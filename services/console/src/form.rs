@@ -220,6 +220,7 @@ impl<S: Send + Sync, T: Fields> FromRequest<S> for Form<T> {
                 title: "Too large".to_owned(),
                 detail: format!("A form has at most {} bytes. Nothing was changed.", T::MAX_BYTES),
                 advice: "Use the command line.".to_owned(),
+                passes: false,
             };
             return Err(Failed::respond("", problem));
         };
@@ -249,6 +250,7 @@ fn forged() -> Problem {
             "The form was opened in another session, or the browser keeps no cookies. Nothing was changed."
                 .to_owned(),
         advice: "Check what is entered, and send it again.".to_owned(),
+        passes: false,
     }
 }
 

@@ -1,6 +1,7 @@
 //! Times, numbers, bytes and small charts as HTML. Everything that comes from records is escaped.
 
 use std::borrow::Borrow;
+use std::cmp::Reverse;
 use std::fmt::{self, Write as _};
 use std::time::Duration;
 
@@ -224,6 +225,24 @@ pub(crate) fn bars_up_to(most: u64, counts: &[u64], class: &str, label: impl AsR
     Safe(svg)
 }
 
+/// Dead letters by hour. Who does not see the bars hears how many there are, when most of them died, and how many in this hour.
+pub(crate) fn trend(counts: &[u64]) -> Safe<String> {
+    let sum = number(counts.iter().sum::<u64>());
+    let mut label = format!("{sum} dead letters in the last 24 hours");
+    let hours = counts.iter().rev().enumerate();
+    if let Some((ago, most @ 1..)) = hours
+        .map(|(ago, count)| (ago, *count))
+        .max_by_key(|(ago, count)| (*count, Reverse(*ago)))
+    {
+        if ago > 0 {
+            let _ = write!(label, "; most of them {ago} hours ago: {}", number(most));
+        }
+        let current = counts.last().copied().unwrap_or_default();
+        let _ = write!(label, "; in this hour: {}", number(current));
+    }
+    bars(counts, "spark", &label)
+}
+
 /// Bytes of a record as a person reads them best, or their beginning.
 pub(crate) struct Shown {
     pub(crate) kind: &'static str,
@@ -378,6 +397,18 @@ mod tests {
         assert_eq!(bytes(1_023), "1023 B");
         assert_eq!(bytes(1_500), "1.4 KiB");
         assert_eq!(bytes(u64::MAX), "17179869183.9 GiB");
+    }
+
+    #[test]
+    fn trends_are_told_in_words() {
+        let shown = trend(&[0, 7, 2, 1]).0;
+        let label = "10 dead letters in the last 24 hours; most of them 2 hours ago: 7; in this hour: 1";
+        assert!(shown.contains(label), "{shown}");
+        assert!(
+            trend(&[0; 24])
+                .0
+                .contains("aria-label=\"0 dead letters in the last 24 hours\"")
+        );
     }
 
     #[test]

@@ -82,6 +82,7 @@ impl Console {
     pub fn new(config: &ConsoleConfig) -> Result<Self, ConfigError> {
         let backend = Backend::new(config)?;
         let gate = Gate::new(config, &backend)?;
+        let names = backend.names();
         let pages = match &gate {
             None => pages::routes().layer(Extension(backend)),
             Some(gate) => pages::routes()
@@ -92,6 +93,7 @@ impl Console {
         let routes = pages
             .merge(assets::routes())
             .fallback(pages::not_found)
+            .layer(from_fn_with_state(names, backend::name_services))
             .layer(from_fn_with_state(sites, security::protect));
         Ok(Self { routes, gate })
     }

@@ -12,6 +12,7 @@ use redeliver_core::{Clock as _, SystemClock, error_chain};
 
 use crate::access::Need;
 use crate::assets;
+use crate::backend::name_of;
 use crate::html;
 use crate::viewer::Viewer;
 
@@ -109,6 +110,8 @@ pub(crate) struct Problem {
     pub(crate) detail: String,
     /// What to do next.
     pub(crate) advice: String,
+    /// Whether it can pass by itself. An open page asks again until it has, and keeps meanwhile what it has shown in this place.
+    pub(crate) passes: bool,
 }
 
 const CHANGED_MEANWHILE: &str = "Changed meanwhile";
@@ -123,6 +126,7 @@ impl Problem {
             title: format!("{what} not found"),
             detail: "It does not exist, retention has removed it, or you may not see it.".to_owned(),
             advice: String::new(),
+            passes: false,
         }
     }
 
@@ -133,6 +137,7 @@ impl Problem {
             title: "Not possible now".to_owned(),
             detail: detail.into(),
             advice: String::new(),
+            passes: false,
         }
     }
 
@@ -143,6 +148,7 @@ impl Problem {
             title: "Invalid request".to_owned(),
             detail: detail.into(),
             advice: "Correct the address or the form.".to_owned(),
+            passes: false,
         }
     }
 }
@@ -167,8 +173,8 @@ impl From<ClientError> for Problem {
         let (status, title, advice) = match (&error, error.code()) {
             (ClientError::Unreachable { url, .. }, _) => (
                 StatusCode::BAD_GATEWAY,
-                format!("{url} does not answer"),
-                "Check that it runs, then reload the page.".to_owned(),
+                format!("{} does not answer", name_of(url)),
+                "Check that it runs. An open page asks again by itself.".to_owned(),
             ),
             (_, Some(Code::InvalidArgument)) => (
                 StatusCode::BAD_REQUEST,
@@ -197,7 +203,7 @@ impl From<ClientError> for Problem {
             (error, _) if error.is_transient() => (
                 StatusCode::SERVICE_UNAVAILABLE,
                 "Not available now".to_owned(),
-                "Reload the page later.".to_owned(),
+                "An open page asks again by itself.".to_owned(),
             ),
             _ => (
                 StatusCode::BAD_GATEWAY,
@@ -210,6 +216,7 @@ impl From<ClientError> for Problem {
             title,
             detail: error_chain::error_chain(&error),
             advice,
+            passes: error.is_transient(),
         }
     }
 }

@@ -2,6 +2,7 @@
 
 mod act;
 mod audit;
+mod completions;
 mod due;
 mod find;
 mod groups;

@@ -84,10 +84,48 @@ function showSignedOut() {
   message.hidden = false;
 }
 
+// Problems that can pass: outside of a section, one takes the place of the whole page.
+const passing = (part) => part.querySelector?.("[data-passes]");
+const ofPage = (page) => [...page.querySelectorAll("[data-passes]")].find((problem) => !problem.closest("section"));
+
+// Shows a fresh page. What a service has said before stays while it is silent, and then the problem is returned.
+function morph(fresh) {
+  const page = document.getElementById("page");
+  let problem = ofPage(page) ? null : ofPage(fresh);
+  if (problem) return problem;
+  const isLost = (node, next) => node.localName === "section" && passing(next) && !passing(node);
+  Idiomorph.morph(page, fresh.childNodes, {
+    morphStyle: "innerHTML",
+    callbacks: {
+      beforeNodeMorphed: (node, next) => {
+        if (isLost(node, next)) {
+          problem = passing(next);
+          return false;
+        }
+        return !(node === document.activeElement && node.matches("input")) && !node.matches?.("[data-saved]");
+      },
+      beforeAttributeUpdated: (name, node) => !(name === "open" && node.localName === "details"),
+    },
+  });
+  return problem;
+}
+
+function showSilence(problem) {
+  const silent = document.getElementById("silent");
+  silent.hidden = !problem;
+  if (problem) silent.textContent = `${problem.querySelector("strong").textContent}. What it has answered before is still shown.`;
+}
+
+function showStale(why) {
+  const stale = document.getElementById("stale");
+  stale.hidden = !why;
+  if (why) stale.textContent = `Not current: ${why}.`;
+}
+
 async function refresh() {
   if (isReading || isSignedOut) return;
   isReading = true;
-  const stale = document.getElementById("stale");
+  const late = setTimeout(() => showStale("waiting for an answer"), LIVE_INTERVAL);
   try {
     const response = await fetch(location.href, { signal: AbortSignal.timeout(30000) });
     const html = new DOMParser().parseFromString(await response.text(), "text/html");
@@ -98,20 +136,13 @@ async function refresh() {
     }
     if (!fresh) throw new Error(`no page in an answer with status ${response.status}`);
     enhance(fresh);
-    if (!isInUse()) {
-      Idiomorph.morph(document.getElementById("page"), fresh.childNodes, {
-        morphStyle: "innerHTML",
-        callbacks: {
-          beforeNodeMorphed: (node) => !(node === document.activeElement && node.matches("input")) && !node.matches?.("[data-saved]"),
-          beforeAttributeUpdated: (name, node) => !(name === "open" && node.localName === "details"),
-        },
-      });
-    }
-    stale.hidden = true;
+    if (!isInUse()) showSilence(morph(fresh));
+    showStale(null);
   } catch {
-    stale.hidden = false;
+    showStale("the console does not answer");
   } finally {
-    document.body.classList.toggle("stale", !stale.hidden);
+    clearTimeout(late);
+    document.body.classList.toggle("stale", !document.getElementById("stale").hidden);
     isReading = false;
   }
 }
@@ -119,10 +150,20 @@ async function refresh() {
 async function stayCurrent() {
   for (;;) {
     await new Promise((done) => setTimeout(done, LIVE_INTERVAL));
-    const isLive = document.querySelector("#page [data-live]");
+    const isLive = document.querySelector("#page [data-live], #page [data-passes], #silent:not([hidden])");
     if (isLive && document.visibilityState === "visible" && !isInUse()) await refresh();
   }
 }
+
+// Completes the last condition of a filter, where a browser completes only the whole text.
+document.addEventListener("input", ({ target }) => {
+  const list = target.list;
+  if (!list) return;
+  list.conditions ??= [...list.options].filter((option) => !("longer" in option.dataset)).map((option) => option.value);
+  const head = target.value.match(/^.*\b(?:AND|OR|NOT)\s+\(*|^\(+/)?.[0] ?? "";
+  if (list.options[0]?.value === head + list.conditions[0]) return;
+  list.replaceChildren(...list.conditions.map((condition) => element("option", "", { value: head + condition })));
+});
 
 let goes = false;
 document.addEventListener("keydown", (event) => {

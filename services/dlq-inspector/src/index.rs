@@ -47,6 +47,7 @@ use rusqlite::{Connection, ErrorCode};
 pub(crate) use attention::{TopicGroup, groups_in_need};
 pub(crate) use breakdown::{Breakdown, COUNT_FIELDS, CountField, Shown, count_by};
 pub use change::Change;
+pub(crate) use group_counts::{Trends, trends};
 pub use groups::{GroupOrder, GroupPage, IndexedGroup};
 pub(crate) use groups::{GroupQuery, list_groups, open_groups, topics_of_group, with_letters};
 pub(crate) use message::certain_part;

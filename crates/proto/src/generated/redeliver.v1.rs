@@ -7412,6 +7412,9 @@ pub struct DeadLettersOverview {
     pub paused_redrives: ::core::option::Option<u32>,
     #[prost(uint32, optional, tag = "9")]
     pub auto_paused_redrives: ::core::option::Option<u32>,
+    /// How many of the dead letters that are in the topic died in each of the last 24 hours of the clock (UTC), as in Group; read every ten seconds at most.
+    #[prost(uint64, repeated, tag = "10")]
+    pub trend: ::prost::alloc::vec::Vec<u64>,
 }
 /// A value of the topic redeliver.status, which is compacted and has one partition: what a worker says about the circuit breaker of a pipeline. The key is `breaker/`, the pipeline, `/`
 /// and the name of the instance.

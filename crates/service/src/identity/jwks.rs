@@ -178,7 +178,7 @@ impl RemoteKeys {
         self.keys.borrow().clone()
     }
 
-    /// Fetches the keys again because a token names an unknown one, and waits for the result. Returns at once if that
+    /// Fetches the keys again because a token names an unknown one, or has been signed with another one of the same id, and waits for the result. Returns at once if that
     /// happened a short time ago.
     pub(super) async fn refresh(&self) {
         let wanted = {

@@ -37,6 +37,8 @@ enum Checked {
     Valid(Box<RawValue>),
     UnknownKey,
     NoKeys,
+    /// It is forged, or the issuer has replaced a key without a new id.
+    WrongSignature,
     Invalid(Refusal),
 }
 
@@ -79,13 +81,18 @@ impl Jwt {
             return Err(wrong("has critical extensions, which are not supported"));
         }
         let mut checked = self.check(token, &header);
-        if let (Checked::UnknownKey | Checked::NoKeys, Keys::Url(remote)) = (&checked, &self.keys) {
+        let may_be_new = matches!(
+            checked,
+            Checked::UnknownKey | Checked::NoKeys | Checked::WrongSignature
+        );
+        if let (true, Keys::Url(remote)) = (may_be_new, &self.keys) {
             remote.refresh().await;
             checked = self.check(token, &header);
         }
         match checked {
             Checked::Valid(claims) => identity(&self.config, &claims),
             Checked::Invalid(refusal) => Err(refusal),
+            Checked::WrongSignature => Err(wrong("has an invalid signature")),
             Checked::UnknownKey => Err(wrong(
                 "is signed with a key that its issuer does not publish for this algorithm",
             )),
@@ -135,6 +142,7 @@ fn check(config: &JwtConfig, keys: &KeySet, token: &[u8], header: &Header) -> Ch
     validation.set_required_spec_claims(&["exp", "iss", "aud"]);
     match decode::<Box<RawValue>>(token, &key.key, &validation) {
         Ok(token) => Checked::Valid(token.claims),
+        Err(error) if *error.kind() == ErrorKind::InvalidSignature => Checked::WrongSignature,
         Err(error) => Checked::Invalid(match error.kind() {
             ErrorKind::ExpiredSignature => {
                 Refusal::of(Reason::TokenExpired, "the token has expired; request a new one")
@@ -148,7 +156,6 @@ fn check(config: &JwtConfig, keys: &KeySet, token: &[u8], header: &Header) -> Ch
                 wrong(&format!("has no claim `{claim}`, or one of another type"))
             }
             ErrorKind::InvalidClaimFormat(claim) => wrong(&format!("has an invalid claim `{claim}`")),
-            ErrorKind::InvalidSignature => wrong("has an invalid signature"),
             _ => wrong("is not a valid JWT"),
         }),
     }

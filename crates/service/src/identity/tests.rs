@@ -476,6 +476,8 @@ fn key_set_has_only_signing_keys() {
 async fn fetched_keys_survive_an_outage() {
     let files = Files::new();
     let (old, new) = (Issuer::new("k1").unwrap(), Issuer::new("k2").unwrap());
+    // Some issuers replace a key without a new id.
+    let replaced = Issuer::new("k1").unwrap();
     let endpoint = FakeEndpoint::start(|_| Reply::status(503));
     let url = format!("http://{}/jwks", endpoint.address());
     let authenticator = files.authenticator(&format!("auth: {{ jwt: {{ {JWT}, jwks_url: '{url}' }} }}"));
@@ -506,15 +508,16 @@ async fn fetched_keys_survive_an_outage() {
         // Unknown keys cause few fetches.
         assert!(endpoint.calls() <= calls + 3, "{} {calls}", endpoint.calls());
         accepts(&authenticator, &valid).await;
-        let keys = jwks(&[&new]);
+        let keys = jwks(&[&new, &replaced]);
         endpoint.behave(move |_| Reply::ok(keys.clone()));
-        let rotated = new.sign(&claims()).unwrap();
+        let rotated = replaced.sign(&claims()).unwrap();
         redeliver_testkit::eventually_async("the new keys", Duration::from_secs(60), async || {
             with_token(&authenticator, &rotated)
                 .await
                 .map_err(|refusal| refusal.message().to_owned())
         })
         .await;
+        accepts(&authenticator, &new.sign(&claims()).unwrap()).await;
         assert_eq!(reason(&authenticator, &valid).await, Reason::TokenWrong);
         stop.cancel();
     };

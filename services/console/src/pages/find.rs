@@ -52,6 +52,7 @@ pub(crate) async fn page(backend: Backend, Query(parameters): Query<Parameters>)
             title: "The text is too long".to_owned(),
             detail: format!("It has more than {MAX_TEXT} characters."),
             advice: String::new(),
+            passes: false,
         });
     } else if !text.is_empty() {
         found.extend(ids(text));
@@ -71,7 +72,7 @@ pub(crate) async fn page(backend: Backend, Query(parameters): Query<Parameters>)
                 let link = segment("/pipelines", &pipeline.pipeline);
                 ("pipeline", pipeline.pipeline, link)
             })),
-            Err(error) => problems.push(error.into()),
+            Err(error) => problems.push(Problem::from(error)),
         }
         match groups {
             Ok(answer) => {
@@ -80,6 +81,8 @@ pub(crate) async fn page(backend: Backend, Query(parameters): Query<Parameters>)
             }
             Err(error) => problems.push(error.into()),
         }
+        // Both asked the inspector.
+        problems.dedup_by(|second, first| second.title == first.title);
         let filter = format!("error_message : {}", literal(text));
         let link = address("/letters", &[("filter", &filter)]);
         found.push(("dead letters", format!("whose error contains {text}"), link));

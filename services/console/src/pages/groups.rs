@@ -10,6 +10,7 @@ use redeliver_client::messages::{
 };
 use serde::Deserialize;
 
+use super::completions::Completions;
 use crate::access::Actions;
 use crate::backend::{Backend, Service};
 use crate::command::Command;
@@ -57,6 +58,7 @@ struct Groups {
     tabs: Vec<Tab>,
     orders: Vec<Tab>,
     groups: Part<Vec<Row>>,
+    completions: Completions,
     gaps: Option<String>,
     next: Option<String>,
 }
@@ -91,9 +93,7 @@ impl Row {
     }
 
     pub(crate) fn trend(&self) -> askama::filters::Safe<String> {
-        let last: u64 = self.group.trend.iter().sum();
-        let label = format!("{} dead letters in the last 24 hours", html::number(last));
-        html::bars(&self.group.trend, "spark", &label)
+        html::trend(&self.group.trend)
     }
 }
 
@@ -184,6 +184,12 @@ pub(crate) async fn list(backend: Backend, Query(parameters): Query<Parameters>)
         frame,
         tabs: tabs.into(),
         orders: orders.into(),
+        completions: match &answer {
+            Ok(answer) if !answer.groups.is_empty() => {
+                Completions::of_groups(&parameters.filter, &answer.groups)
+            }
+            _ => Completions::without_rows(&parameters.filter, &backend).await,
+        },
         gaps: None,
         next: None,
         groups: Ok(Vec::new()),

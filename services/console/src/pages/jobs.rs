@@ -131,7 +131,7 @@ struct One {
     job: Job,
     data: Option<Shown>,
     /// What has become of a job that was dispatched, from the inspector.
-    outcomes: Vec<JobOutcome>,
+    outcomes: Part<Vec<JobOutcome>>,
     buttons: Actions,
 }
 
@@ -158,12 +158,11 @@ struct Ended {
     outcomes: Vec<JobOutcome>,
 }
 
-async fn outcomes(backend: &Backend, job: &Job, id: JobId) -> Vec<JobOutcome> {
+async fn outcomes(backend: &Backend, job: &Job, id: JobId) -> Part<Vec<JobOutcome>> {
     if job.state() != JobState::Dispatched {
-        return Vec::new();
+        return Ok(Vec::new());
     }
-    let outcomes = backend.waiting().job_outcomes(id, &job.topic).await;
-    outcomes.unwrap_or_else(|error| vec![unknown_outcome(Problem::from(error).detail)])
+    Ok(backend.waiting().job_outcomes(id, &job.topic).await?)
 }
 
 pub(crate) async fn one(backend: Backend, Path(id): Path<String>) -> Response {
@@ -181,12 +180,15 @@ async fn show(backend: &Backend, id: &str) -> Response {
     };
     match backend.jobs().get(parsed).await {
         Ok(Some(job)) => {
-            let access = backend.access(Service::Scheduler).await;
+            let (access, outcomes) = tokio::join!(
+                backend.access(Service::Scheduler),
+                outcomes(backend, &job, parsed)
+            );
             let page = One {
                 frame: job_frame(id),
                 id: id.to_owned(),
                 data: (!job.data.is_empty()).then(|| Shown::of(&job.data)),
-                outcomes: outcomes(backend, &job, parsed).await,
+                outcomes,
                 buttons: access.actions(super::act::job(&job)),
                 job,
             };

@@ -9,6 +9,7 @@ use redeliver_client::messages::{
 };
 use serde::Deserialize;
 
+use super::completions::Completions;
 use crate::access::Actions;
 use crate::backend::{Backend, Service};
 use crate::command::Command;
@@ -32,6 +33,7 @@ struct Letters {
     frame: Frame,
     parameters: Parameters,
     letters: Part<Vec<Row>>,
+    completions: Completions,
     gaps: Option<String>,
     next: Option<String>,
     /// Filters that a click sets.
@@ -113,6 +115,12 @@ pub(crate) async fn list(backend: Backend, Query(mut parameters): Query<Paramete
         ],
         buttons: None,
         letters: Ok(Vec::new()),
+        completions: match &answer {
+            Ok(answer) if !answer.dead_letters.is_empty() => {
+                Completions::of_letters(&parameters.filter, &answer.dead_letters)
+            }
+            _ => Completions::without_rows(&parameters.filter, &backend).await,
+        },
         gaps: None,
         next: None,
         frame,

@@ -3,6 +3,7 @@
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 
 use askama::Template;
+use askama::filters::Safe;
 use axum::response::Response;
 use redeliver_client::Timestamp;
 use redeliver_client::messages::{
@@ -55,6 +56,8 @@ struct Row {
     overdue: String,
     open: Option<u64>,
     letters: String,
+    /// Dead letters by hour: `None` from an inspector that does not tell it.
+    trend: Option<Safe<String>>,
     paused: bool,
     badge: Badge,
 }
@@ -69,6 +72,9 @@ impl Row {
             overdue: overdue(pipeline),
             open: dead.and_then(|dead| dead.open),
             letters: address("/letters", &[("filter", &filter)]),
+            trend: dead
+                .filter(|dead| !dead.trend.is_empty())
+                .map(|dead| html::trend(&dead.trend)),
             paused: pipeline.run.as_ref().and_then(|run| run.paused) == Some(true),
             badge: Badge::of(pipeline.audit.as_ref()),
         }
@@ -76,7 +82,7 @@ impl Row {
 }
 
 /// How many records wait in all places; a bound if some are not exact.
-fn waiting(pipeline: &PipelineOverview) -> String {
+pub(super) fn waiting(pipeline: &PipelineOverview) -> String {
     let counts = pipeline
         .waiting
         .iter()
@@ -97,7 +103,7 @@ fn waiting(pipeline: &PipelineOverview) -> String {
 }
 
 /// How many of them are due; a bound if not all were read.
-fn overdue(pipeline: &PipelineOverview) -> String {
+pub(super) fn overdue(pipeline: &PipelineOverview) -> String {
     let known = pipeline.waiting.iter().filter(|place| place.overdue.is_some());
     if known.clone().next().is_none() {
         return "unknown".to_owned();

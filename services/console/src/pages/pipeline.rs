@@ -1,6 +1,7 @@
 //! One pipeline: from its source to its outputs and dead letters, with rates at the edges and what waits in the boxes.
 
 use askama::Template;
+use askama::filters::Safe;
 use axum::response::Response;
 use redeliver_client::ClientError;
 use redeliver_client::messages::{
@@ -9,7 +10,7 @@ use redeliver_client::messages::{
 };
 
 use super::groups;
-use super::now::{Concern, rate};
+use super::now::{Concern, overdue, rate, waiting};
 use super::proof::Badge;
 use crate::access::{Access, Actions};
 use crate::backend::{Backend, Service};
@@ -38,14 +39,20 @@ struct Page {
 }
 
 impl Page {
-    fn rates(&self) -> [(&'static str, String); 4] {
+    /// Received, succeeded, retried and dead: the edges of the picture.
+    fn rates(&self) -> (String, String, String, String) {
         let rates = self.pipeline.rates.unwrap_or_default();
-        [
-            ("received", rate(&rates.received)),
-            ("succeeded", rate(&rates.succeeded)),
-            ("retried", rate(&rates.retried)),
-            ("dead", rate(&rates.dead)),
-        ]
+        (
+            rate(&rates.received),
+            rate(&rates.succeeded),
+            rate(&rates.retried),
+            rate(&rates.dead),
+        )
+    }
+
+    fn trend(&self) -> Option<Safe<String>> {
+        let dead = self.pipeline.dead_letters.as_ref()?;
+        (!dead.trend.is_empty()).then(|| html::trend(&dead.trend))
     }
 
     fn breaker(&self) -> (&'static str, &'static str) {

@@ -362,3 +362,49 @@ async fn renewed_tokens_have_own_scopes() {
     );
     assert_eq!(service.tokens().last().map(String::as_str), Some("access-3"));
 }
+
+/// The service accepts tokens of published keys. That it learns of new ones is tested with a real one.
+#[tokio::test(flavor = "multi_thread")]
+async fn rotated_keys_end_old_sessions() {
+    let published = Arc::new(Mutex::new(vec!["old"]));
+    let known = published.clone();
+    let service = Service::start(move |token| {
+        let header = URL_SAFE_NO_PAD.decode(token.split('.').next().unwrap_or_default());
+        let header = String::from_utf8(header.unwrap_or_default()).unwrap();
+        let known = known.lock().unwrap_or_else(PoisonError::into_inner);
+        known
+            .iter()
+            .any(|id| header.contains(&format!("\"kid\":\"{id}\"")))
+    });
+    let provider = Provider::start();
+    let use_key = |id| provider.state().key = Issuer::new(id).unwrap();
+    let publish = |ids: &[&'static str]| *published.lock().unwrap() = ids.to_vec();
+    let console = Running::start(&service, &provider.settings(", token: id_token"));
+    let [mut before, mut renewing, mut after] = [(); 3].map(|()| Browser::new(&console));
+    use_key("old");
+    provider.sign_in(&mut before).await;
+    // This session is renewed with its next page.
+    provider.state().lifetime = 0;
+    provider.sign_in(&mut renewing).await;
+    provider.state().lifetime = 3_600;
+
+    publish(&["old", "new"]);
+    use_key("new");
+    assert_eq!(renewing.get("/jobs").await.status, 403);
+    provider.sign_in(&mut after).await;
+    for browser in [&mut before, &mut renewing, &mut after] {
+        // The service accepts the token, and permits nothing.
+        assert_eq!(browser.get("/jobs").await.status, 403);
+    }
+    publish(&["new"]);
+    for browser in [&mut renewing, &mut after] {
+        assert_eq!(browser.get("/jobs").await.status, 403);
+    }
+    let refused = before.get("/jobs").await;
+    assert!(
+        refused.status == 401 && refused.body.contains("Sign in again"),
+        "{refused:?}"
+    );
+    provider.sign_in(&mut before).await;
+    assert_eq!(before.get("/jobs").await.status, 403);
+}

@@ -5,7 +5,7 @@
 //! one is found with the full-text index, which returns rows in the order of time. The search is bounded, so that the first or last time may
 //! be one before or after all counted dead letters if most of the group in the topic are in other states.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::ops::ControlFlow;
 
 use redeliver_core::Timestamp;
@@ -146,6 +146,32 @@ impl Changes {
 /// The hour of a time in milliseconds.
 pub(super) const fn hour(time: i64) -> i64 {
     time.div_euclid(HOUR)
+}
+
+/// How many dead letters of each topic died in each of the last 24 hours, the current one last. A topic without any is missing.
+pub(crate) type Trends = BTreeMap<String, Vec<u64>>;
+
+/// Reads all trends.
+pub(crate) fn trends(connection: &Connection, now: Timestamp) -> rusqlite::Result<Trends> {
+    let last = hour(now.as_millis());
+    let from = last - TREND_HOURS + 1;
+    let mut texts = Texts::new(connection);
+    let mut trends = Trends::new();
+    let mut statement = connection.prepare_cached(
+        "SELECT topic_id, hour, sum(count) AS count FROM group_hours WHERE hour BETWEEN ? AND ? GROUP BY topic_id, hour",
+    )?;
+    let mut rows = statement.query((from, last))?;
+    while let Some(row) = rows.next()? {
+        let topic = texts.text(TextTable::Texts, row.get("topic_id")?)?;
+        let trend = trends
+            .entry(topic)
+            .or_insert_with(|| vec![0; usize::try_from(TREND_HOURS).unwrap_or_default()]);
+        let index = usize::try_from(row.get::<_, i64>("hour")? - from).unwrap_or_default();
+        if let Some(count) = trend.get_mut(index) {
+            *count = row.get::<_, i64>("count")?.unsigned_abs();
+        }
+    }
+    Ok(trends)
 }
 
 /// Removes some of the hours that are in no trend any more when this one has begun. After a long time without changes, there are many.

@@ -231,6 +231,11 @@ fn dead_letters(topic: &Arc<str>, letters: &Letters, groups: &GroupCounts<'_>) -
         running_redrives: None,
         paused_redrives: None,
         auto_paused_redrives: None,
+        trend: letters
+            .trends
+            .get(&**topic)
+            .cloned()
+            .unwrap_or_else(|| vec![0; 24]),
     }
 }
 

@@ -12,7 +12,7 @@ use redeliver_service::control::Snapshot;
 use redeliver_service::queues::{Queue, Waiting};
 
 use crate::completeness::Completeness;
-use crate::index::TopicGroup;
+use crate::index::{TopicGroup, Trends};
 
 /// What was found at one moment. A part is `None` if it is unknown.
 #[derive(Debug)]
@@ -119,6 +119,8 @@ pub(crate) struct Letters {
     pub(crate) has_states: bool,
     /// Groups that need attention; `None` if the states of groups are unknown.
     pub(crate) groups: Option<Vec<TopicGroup>>,
+    /// A bit older than the rest.
+    pub(crate) trends: Arc<Trends>,
     pub(crate) completeness: Completeness,
 }
 

@@ -26,7 +26,7 @@ use super::survey::{Letters, Open, Reading, Redrive, RedriveState, Survey, Topic
 use super::view::Overview;
 use crate::completeness::MAX_AGE;
 use crate::group_states::GroupStates;
-use crate::index::{self, Pool};
+use crate::index::{self, Pool, Trends};
 use crate::pipeline_audit::AuditStatuses;
 use crate::redrive::job;
 use crate::redrive::jobs::Jobs;
@@ -44,6 +44,9 @@ const PAUSE: u32 = 4;
 const MAX_INTERVAL: Duration = Duration::from_secs(30);
 /// And at least this long for each group: a reading connects to the cluster once for each of them.
 const PER_GROUP: Duration = Duration::from_millis(200);
+/// The time between two readings of the trends of dead letters, and at least this many times as long as a reading.
+const TRENDS_INTERVAL: Duration = Duration::from_secs(10);
+const TRENDS_PAUSE: u32 = 20;
 /// Of how many missing topics Kafka is asked in each survey why they are not in its list.
 const ASKED: usize = 20;
 
@@ -78,7 +81,16 @@ pub(crate) struct Surveyor {
     next_reading: Instant,
     /// Whether the last reading has failed, or none has ended yet.
     lacks_reading: bool,
+    trends: Option<Known>,
     log_throttle: LogThrottle,
+}
+
+/// Trends as they were read last.
+struct Known {
+    trends: Arc<Trends>,
+    /// Of the index from which they are.
+    build: u64,
+    until: Instant,
 }
 
 impl Surveyor {
@@ -94,6 +106,7 @@ impl Surveyor {
             forgotten: None,
             next_reading: Instant::now(),
             lacks_reading: true,
+            trends: None,
             log_throttle: LogThrottle::default(),
         }
     }
@@ -105,7 +118,7 @@ impl Surveyor {
         if let Some((_, reading)) = self.reading.take() {
             self.forgotten = Some(reading);
         }
-        (self.waiting, self.lacks_reading) = (None, true);
+        (self.waiting, self.lacks_reading, self.trends) = (None, true, None);
         self.next_reading = Instant::now();
     }
 
@@ -277,14 +290,19 @@ impl Surveyor {
         before.as_of?;
         let states = self.sources.group_states.state();
         let since = Timestamp::from_millis(now.as_millis().saturating_sub(NEW_MILLIS));
+        let are_known = |known: &Known| known.build == build && Instant::now() < known.until;
+        let needs_trends = !self.trends.as_ref().is_some_and(are_known);
         let read = self.sources.pool.internal(move |connection| {
+            let began = Instant::now();
+            let trends = needs_trends.then(|| index::trends(connection, now)).transpose()?;
+            let trends = trends.map(|trends| (trends, began.elapsed()));
             let open = index::open_by_topic(connection)?;
             let groups = states
                 .as_ref()
                 .map(|states| index::groups_in_need(connection, states, since, now));
-            Ok((open, groups.transpose()?))
+            Ok((open, groups.transpose()?, trends))
         });
-        let (open, groups) = match read.await {
+        let (open, groups, trends) = match read.await {
             Ok(read) => read,
             Err(error) => {
                 if self.log_throttle.should_log() {
@@ -296,6 +314,13 @@ impl Surveyor {
         let completeness = before.and(&shared.completeness());
         if completeness.as_of.is_none() || shared.build() != build {
             return None;
+        }
+        if let Some((trends, took)) = trends {
+            self.trends = Some(Known {
+                trends: Arc::new(trends),
+                build,
+                until: Instant::now() + (took * TRENDS_PAUSE).max(TRENDS_INTERVAL),
+            });
         }
         let topics = shared.topics().clone();
         let has_states = completeness.are_states_known();
@@ -312,6 +337,11 @@ impl Surveyor {
             open: open.collect(),
             has_states,
             groups: groups.filter(|_| has_states),
+            trends: self
+                .trends
+                .as_ref()
+                .map(|known| known.trends.clone())
+                .unwrap_or_default(),
             completeness,
         }))
     }

@@ -6,9 +6,13 @@ mod tasks;
 
 use std::net::SocketAddr;
 use std::process::Command;
+use std::time::{Duration, Instant};
 
+use redeliver_core::{Clock as _, SystemClock};
 use redeliver_testkit::http::{self, Method};
-use redeliver_testkit::{Process, Reply, ServiceProcess, binary, eventually, run};
+use redeliver_testkit::jwt::{Issuer, jwks};
+use redeliver_testkit::{FakeEndpoint, Process, Reply, ServiceProcess, binary, eventually, free_port, run};
+use serde_json::json;
 use sha2::{Digest as _, Sha256};
 
 use crate::support::{DEADLINE, Pipe, PipeBuilder, records};
@@ -339,7 +343,7 @@ fn pages_and_their_commands_work() {
 struct SignIn {
     address: SocketAddr,
     console: ServiceProcess,
-    _inspector: ServiceProcess,
+    inspector: ServiceProcess,
     pipe: Pipe,
 }
 
@@ -380,7 +384,7 @@ impl SignIn {
         Self {
             address: console.word_after(" address=").parse().unwrap(),
             console,
-            _inspector: inspector,
+            inspector,
             pipe,
         }
     }
@@ -499,4 +503,95 @@ fn viewers_cannot_act() {
         let refused = forged.refused(403);
         assert!(refused.contains("Not permitted"), "{path}: {refused}");
     }
+}
+
+/// The scheduler of this system is dead from the beginning.
+#[test]
+fn silent_services_are_named() {
+    let listen = format!("dlq_inspector.listen=127.0.0.1:{}", free_port());
+    let mut system = SignIn::start(&[("viewer", "'*'")], &[listen]);
+    let viewer = system.session("viewer");
+    let page = "/due?waiting=1";
+    let (scheduler, inspector) = ("The scheduler does not answer", "The inspector does not answer");
+    let answers = |system: &SignIn| {
+        eventually(page, DEADLINE, || {
+            let body = system.get(&viewer, page).body;
+            let is_shown =
+                body.contains(scheduler) && body.contains("due already") && !body.contains(inspector);
+            is_shown.then_some(()).ok_or(body)
+        });
+    };
+    let is_silent = |system: &SignIn, path: &str, kept: &str| {
+        let began = Instant::now();
+        let body = system.get(&viewer, path).body;
+        assert!(
+            began.elapsed() < Duration::from_secs(2),
+            "{path}: {:?}",
+            began.elapsed()
+        );
+        assert!(body.contains(inspector) && body.contains(kept), "{path}: {body}");
+        assert!(body.contains(" data-passes>"), "{path}: {body}");
+    };
+    answers(&system);
+
+    system.inspector.freeze();
+    for path in [
+        "/",
+        "/groups",
+        "/letters",
+        "/redrives",
+        "/waiting?scan=counts",
+        "/audit",
+        "/find?q=letters",
+    ] {
+        is_silent(&system, path, "<nav");
+    }
+    is_silent(&system, page, scheduler);
+    system.inspector.thaw();
+    answers(&system);
+
+    system.inspector.kill_9();
+    is_silent(&system, page, scheduler);
+    system.inspector.start_again();
+    answers(&system);
+}
+
+#[test]
+fn rotated_keys_need_no_restart() {
+    let [old, new, forged] = ["old", "new", "forged"].map(|id| Issuer::new(id).unwrap());
+    let issuer = FakeEndpoint::start(|_| Reply::status(404));
+    let publish = |keys: &[&Issuer]| {
+        let keys = jwks(keys);
+        issuer.behave(move |_| Reply::ok(keys.clone()));
+    };
+    publish(&[&old]);
+    let settings = [
+        "dlq_inspector.auth.jwt.issuer=https://login.test".to_owned(),
+        "dlq_inspector.auth.jwt.audience=redeliver".to_owned(),
+        format!("dlq_inspector.auth.jwt.jwks_url={}/keys", issuer.url()),
+    ];
+    let system = SignIn::start(&[("other", "jobs:read")], &settings);
+    let token = |key: &Issuer| {
+        let expires = SystemClock.now().as_millis() / 1_000 + 600;
+        let claims = json!({
+            "iss": "https://login.test", "aud": "redeliver", "sub": "ann", "exp": expires, "scope": "dead-letters:read",
+        });
+        key.sign(&claims).unwrap()
+    };
+    let before = system.session(&token(&old));
+    publish(&[&old, &new]);
+    let after = system.session(&token(&new));
+    for session in [&before, &after] {
+        assert_eq!(system.get(session, "/letters").status, 200);
+    }
+
+    publish(&[&new]);
+    // Unknown keys have the published ones read again, a few times per minute.
+    let refused = eventually("the old key is refused", DEADLINE, || {
+        assert_eq!(system.sign_in(&token(&forged)).status, 401);
+        let page = system.get(&before, "/letters");
+        if page.status == 401 { Ok(page) } else { Err(page) }
+    });
+    assert!(refused.body.contains("Sign in again"), "{refused:?}");
+    assert_eq!(system.get(&after, "/letters").status, 200);
 }

@@ -125,6 +125,7 @@ fn hash(letter: &DeadLetter) -> Part<String> {
         title: "Not permitted".to_owned(),
         detail: "The record is not shown as it is, so it cannot be edited.".to_owned(),
         advice: format!("Needs the scope {scope}."),
+        passes: false,
     })
 }
 

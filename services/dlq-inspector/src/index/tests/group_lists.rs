@@ -48,6 +48,11 @@ fn group_sums_up_its_letters() {
         trend[hour] = 1;
     }
     assert_eq!(group.trend, trend);
+    let trends = fixture.read(|connection| crate::index::trends(connection, hour(24)));
+    assert_eq!(trends.keys().collect::<Vec<_>>(), ["a-dlq", "b-dlq"]);
+    assert_eq!(trends["a-dlq"].iter().sum::<u64>(), 2);
+    // Also of discarded ones.
+    assert_eq!((trends["b-dlq"][1], trends["b-dlq"][2]), (1, 1));
     assert_eq!(group.sample.as_ref().unwrap().to_string(), "a-dlq/0/23");
     let in_group = format!("group = {}", group.id);
     assert_eq!(fixture.matching(&in_group), [23, 3, 2, 1]);

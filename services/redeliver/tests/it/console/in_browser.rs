@@ -401,3 +401,30 @@ fn viewers_sign_in_and_out() {
     }
     browser.finish();
 }
+
+#[test]
+#[ignore = "long"]
+fn open_pages_outlive_silence() {
+    let mut system = SignIn::start(&[("viewer", "'*'")], &[]);
+    let mut browser = Browser::start(system.address);
+    browser.open("/");
+    browser.fill("token", "viewer");
+    browser.click(".next");
+    browser.holds("return document.querySelector('.list') !== null");
+    system.inspector.freeze();
+    let is_kept = "const silent = document.getElementById('silent');
+        return !silent.hidden && silent.textContent.startsWith('The inspector') && document.querySelector('.list') !== null";
+    browser.holds(is_kept);
+    browser.inspect("now-silent");
+    system.inspector.thaw();
+    browser
+        .holds("return document.getElementById('silent').hidden && document.querySelector('.list') !== null");
+    // A page that has nothing yet gets it without a reload.
+    system.inspector.freeze();
+    browser.open("/groups");
+    browser.holds("return document.querySelector('#page [data-passes]') !== null");
+    browser.inspect("error-silent");
+    system.inspector.thaw();
+    browser.holds("return document.querySelector('#page .problem') === null && document.querySelector('.tabs') !== null");
+    browser.finish();
+}
