@@ -205,7 +205,6 @@ fn adapter(cluster: &Cluster, program: &Path, prometheus: u16) -> Process {
         "--metrics-relist-interval=1s",
         "--metrics-max-age=1m",
     ]);
-    adapter.arg("--discovery-interval=10m");
     let process = Process::spawn(adapter).unwrap();
 
     let api = "external.metrics.k8s.io";
@@ -247,8 +246,8 @@ fn until(cluster: &Cluster, condition: &str, object: &str) {
 #[test]
 #[ignore = "long"]
 fn autoscaler_follows_overdue_records() {
-    let _permit = ChaosPermit::acquire();
     let program = kube_tools::prometheus_adapter().unwrap();
+    let _permit = ChaosPermit::acquire();
     let pipe = PipeBuilder::new("autoscaled")
         .partitions(PODS)
         .tiers(&[1_000])
