@@ -94,6 +94,18 @@ pub fn kwok() -> Result<PathBuf> {
     })
 }
 
+/// Serves metrics of Prometheus as external metrics, by which a `HorizontalPodAutoscaler` scales. Takes a few minutes to build.
+///
+/// # Errors
+/// If it cannot be built.
+pub fn prometheus_adapter() -> Result<PathBuf> {
+    installed(&GoProgram {
+        name: "adapter",
+        package: "sigs.k8s.io/prometheus-adapter/cmd/adapter",
+        version: "v0.12.0",
+    })
+}
+
 /// The control plane of Kubernetes, `deploy/kube`. Takes five minutes to build.
 ///
 /// # Errors

@@ -56,6 +56,12 @@ impl LocalKube {
         })
     }
 
+    /// The file with which clients of this cluster log in as its administrator.
+    #[must_use]
+    pub fn kubeconfig(&self) -> PathBuf {
+        kubeconfig(self.directory.path())
+    }
+
     /// A kubectl command for this cluster.
     ///
     /// # Errors
@@ -64,7 +70,7 @@ impl LocalKube {
         let mut command = Command::new(kube_tools::kube()?);
         command
             .arg("kubectl")
-            .env("KUBECONFIG", kubeconfig(self.directory.path()))
+            .env("KUBECONFIG", self.kubeconfig())
             .env("KUBECACHEDIR", self.directory.path().join("kubectl"));
         Ok(command)
     }
@@ -75,7 +81,7 @@ impl LocalKube {
     /// If helm cannot be built.
     pub fn helm(&self) -> Result<Command> {
         let mut command = Command::new(kube_tools::helm()?);
-        command.env("KUBECONFIG", kubeconfig(self.directory.path()));
+        command.env("KUBECONFIG", self.kubeconfig());
         // Without them, helm would read and write the user's own.
         for variable in ["HELM_CACHE_HOME", "HELM_CONFIG_HOME", "HELM_DATA_HOME"] {
             command.env(variable, self.directory.path().join("helm"));

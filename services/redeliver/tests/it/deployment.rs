@@ -8,6 +8,7 @@ use redeliver_testkit::languages::run;
 use redeliver_testkit::{binary, kube_tools};
 use serde_json::Value;
 
+mod autoscaling;
 mod cluster;
 
 pub(crate) fn deploy() -> PathBuf {

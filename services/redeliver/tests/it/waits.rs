@@ -12,7 +12,7 @@ use crate::retries::{drafts, header};
 use crate::support::{DEADLINE, Draft, Pipe, PipeBuilder, distinct};
 
 /// Fails this many times, then succeeds.
-fn recovers_after(failures: u32) -> impl Fn(&Request) -> Reply + Send + Sync {
+pub(crate) fn recovers_after(failures: u32) -> impl Fn(&Request) -> Reply + Send + Sync {
     move |request| {
         if request.earlier_calls_of_key < failures {
             Reply::status(503)
@@ -22,7 +22,7 @@ fn recovers_after(failures: u32) -> impl Fn(&Request) -> Reply + Send + Sync {
     }
 }
 
-fn recovered_after(failures: u32) -> Fate {
+pub(crate) fn recovered_after(failures: u32) -> Fate {
     Fate::Recovers {
         failures,
         trouble: Trouble::Unavailable,
@@ -43,7 +43,7 @@ fn waited(pipe: &Pipe, tier: HumanDuration) -> Vec<Record> {
 
 /// No record may have been written to the due topic before its due time.
 #[track_caller]
-fn none_was_early(pipe: &Pipe, count: usize) {
+pub(crate) fn none_was_early(pipe: &Pipe, count: usize) {
     let released = pipe.read(&[pipe.pipeline.return_topic()]);
     assert_eq!(released.len(), count);
     for record in &released {

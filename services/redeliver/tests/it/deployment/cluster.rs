@@ -14,8 +14,8 @@ use super::deploy;
 use crate::services::path;
 use crate::support::{DEADLINE, words};
 
-const NAMESPACE: &str = "apps";
-const RELEASE: &str = "test";
+pub(super) const NAMESPACE: &str = "apps";
+pub(super) const RELEASE: &str = "test";
 
 /// Two pipelines that share a tier, a scheduler, autoscaled enrichers, and all optional objects.
 const VALUES: &str = r#"
@@ -89,8 +89,8 @@ const SECRETS: [(&str, &[&str]); 9] = [
 ];
 
 /// A cluster with the namespace of the release, which admits only pods that meet the Pod Security Standard `restricted`.
-struct Cluster {
-    kube: LocalKube,
+pub(super) struct Cluster {
+    pub(super) kube: LocalKube,
     files: Scratch,
 }
 
@@ -98,20 +98,13 @@ struct Cluster {
 type Versions = BTreeMap<String, (String, String)>;
 
 impl Cluster {
+    /// Also has the custom resources and the Secrets of [`VALUES`] and [`SECURED`].
     fn start() -> Self {
-        let cluster = Self {
-            kube: LocalKube::start().unwrap(),
-            files: Scratch::new("cluster").unwrap(),
-        };
-        std::fs::write(cluster.file("values.yaml"), VALUES).unwrap();
+        let cluster = Self::with_values(VALUES);
         std::fs::write(cluster.file("secured.yaml"), SECURED).unwrap();
         let definitions = kube_tools::custom_resources().unwrap();
         cluster.kubectl(&["apply", "--server-side", "--filename", path(&definitions)]);
         cluster.kubectl(&words("wait --for=condition=Established --timeout=60s crd --all"));
-        cluster.kubectl(&["create", "namespace", NAMESPACE]);
-        let pods = "pod-security.kubernetes.io/enforce";
-        let labels = format!("label namespace {NAMESPACE} {pods}=restricted {pods}-version=latest");
-        cluster.kubectl(&words(&labels));
         for (secret, keys) in SECRETS {
             let keys: Vec<String> = keys
                 .iter()
@@ -124,7 +117,21 @@ impl Cluster {
         cluster
     }
 
-    fn file(&self, name: &str) -> PathBuf {
+    /// A cluster for a release with these values.
+    pub(super) fn with_values(values: &str) -> Self {
+        let cluster = Self {
+            kube: LocalKube::start().unwrap(),
+            files: Scratch::new("cluster").unwrap(),
+        };
+        std::fs::write(cluster.file("values.yaml"), values).unwrap();
+        cluster.kubectl(&["create", "namespace", NAMESPACE]);
+        let pods = "pod-security.kubernetes.io/enforce";
+        let labels = format!("label namespace {NAMESPACE} {pods}=restricted {pods}-version=latest");
+        cluster.kubectl(&words(&labels));
+        cluster
+    }
+
+    pub(super) fn file(&self, name: &str) -> PathBuf {
         self.files.path().join(name)
     }
 
@@ -136,11 +143,11 @@ impl Cluster {
 
     /// Runs kubectl, which must succeed, and returns what it printed.
     #[track_caller]
-    fn kubectl(&self, arguments: &[&str]) -> String {
+    pub(super) fn kubectl(&self, arguments: &[&str]) -> String {
         run(&mut self.kubectl_command(arguments)).unwrap()
     }
 
-    fn objects(&self, kinds: &str) -> Vec<Value> {
+    pub(super) fn objects(&self, kinds: &str) -> Vec<Value> {
         let selector = format!("app.kubernetes.io/instance={RELEASE}");
         let listed = self.kubectl(&["get", kinds, "--selector", &selector, "--output", "json"]);
         let mut listed: Value = serde_json::from_str(&listed).unwrap();
@@ -160,7 +167,7 @@ impl Cluster {
 
     /// Runs helm on the release, which must succeed.
     #[track_caller]
-    fn helm(&self, verb: &str, arguments: &[&str]) -> String {
+    pub(super) fn helm(&self, verb: &str, arguments: &[&str]) -> String {
         run(&mut self.helm_command(verb, arguments)).unwrap()
     }
 
@@ -298,7 +305,7 @@ const HPA: &str = r#"retryTier.autoscaling={"enabled":true,"kind":"hpa","minRepl
 const KINDS: &str = "statefulsets,pods,services,configmaps,serviceaccounts,poddisruptionbudgets,networkpolicies,\
                      scaledobjects,podmonitors,prometheusrules,kafkatopics,certificates";
 
-fn each(list: &Value) -> impl Iterator<Item = &Value> {
+pub(super) fn each(list: &Value) -> impl Iterator<Item = &Value> {
     list.as_array().into_iter().flatten()
 }
 
@@ -306,7 +313,7 @@ fn texts(texts: &[&str]) -> BTreeSet<String> {
     texts.iter().map(|text| (*text).to_owned()).collect()
 }
 
-fn name(object: &Value) -> String {
+pub(super) fn name(object: &Value) -> String {
     object["metadata"]["name"].as_str().unwrap().to_owned()
 }
 
