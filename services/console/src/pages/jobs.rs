@@ -5,7 +5,7 @@ use axum::response::Response;
 use redeliver_client::messages::{
     Application, Job, JobOutcome, JobOutcomeState, JobState, ListJobsRequest, Stats,
 };
-use redeliver_client::{JobId, unknown_outcome};
+use redeliver_client::JobId;
 use serde::Deserialize;
 
 use crate::access::{Access, Actions};
