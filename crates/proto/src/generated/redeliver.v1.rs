@@ -8438,7 +8438,8 @@ pub struct RedriveSample {
     /// The dead letter.
     #[prost(string, tag = "1")]
     pub id: ::prost::alloc::string::String,
-    /// DONE: its record would be written. PAYLOAD_OMITTED: its payload was left out; a redrive reads it at its origin, and a preview does not.
+    /// DONE: its record would be written. As in the redrive, a payload that was left out is read at its origin; if the caller does not see that topic
+    /// (dead-letters:read), PAYLOAD_OMITTED.
     #[prost(enumeration = "RedriveOutcome", tag = "2")]
     pub outcome: i32,
     /// If DONE.
@@ -10490,7 +10491,7 @@ pub enum JobOutcomeState {
     /// Nothing is proven, see `reason`: retention has removed its records or the server has forgotten the job, it succeeded in a pipeline
     /// without results, or a foreign worker does not use the group of the pipeline, or drops the header `job-id`.
     Unknown = 1,
-    /// In the source, and no worker of the pipeline is running.
+    /// In the source, and no worker of the pipeline is running, or the pipeline is paused.
     Dispatched = 2,
     /// In the source or the due topic, and the workers that are running have not completed it: an attempt is queued or in progress.
     Running = 3,
