@@ -86,7 +86,7 @@ use redeliver_service::host::api_tls;
 use redeliver_service::identity::Authenticator;
 use redeliver_service::installation::Installation;
 use redeliver_service::limit_metrics::LimitMetrics;
-use redeliver_service::topics::{of_audit, of_control, topic_settings, warn_about};
+use redeliver_service::topics::{of_audit, of_control, of_waiting_actions, topic_settings, warn_about};
 use redeliver_store::Writer;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
@@ -135,7 +135,8 @@ pub fn check(config: &ProgramConfig<Sections>) -> Result<(), ConfigError> {
     Authenticator::check(SECTION, &api)
 }
 
-/// The topics that the inspector needs apart from dead-letter topics: the ledger, the states of groups, and the redrives.
+/// The topics that the inspector needs apart from dead-letter topics: the ledger, the states of groups, the redrives, and the actions on
+/// waiting records.
 #[must_use]
 pub fn topics(config: &Config, redrive: &RedriveConfig) -> TopologySpec {
     let settings = topic_settings(config);
@@ -145,6 +146,7 @@ pub fn topics(config: &Config, redrive: &RedriveConfig) -> TopologySpec {
         TopicSpec::of_one_partition(group_states::TOPIC, Role::Documents, states, &settings),
         TopicSpec::of_one_partition(redrive.topic(&config.kafka), Role::Progress, redrives, &settings),
     ])
+    .join(of_waiting_actions(config))
 }
 
 /// Runs the service until shutdown.
