@@ -135,6 +135,12 @@ impl WaitingActions {
         self.table.documents().map(|(_, request)| request)
     }
 
+    /// Whether there are no requests and no outcomes.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.partitions.is_empty()
+    }
+
     /// The actions on records of this partition.
     #[must_use]
     pub fn of_partition(&self, partition: &TierPartition) -> Option<&Arc<PartitionActions>> {

@@ -87,11 +87,12 @@ use redeliver_service::identity::Authenticator;
 use redeliver_service::installation::Installation;
 use redeliver_service::limit_metrics::LimitMetrics;
 use redeliver_service::topics::{of_audit, of_control, of_waiting_actions, topic_settings, warn_about};
+use redeliver_service::waiting_actions;
 use redeliver_store::Writer;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-use crate::api::{Api, Groups, Redrives};
+use crate::api::{ActionRequests, Api, Groups, Redrives};
 use crate::audit::Audit;
 pub use crate::config::{
     DlqInspectorConfig, MaskingRule, PipelineAuditConfig, RedriveConfig, Sections, WebhookConfig,
@@ -256,7 +257,9 @@ pub fn mount(host: &mut Host, config: DlqInspectorConfig, listener: Listener) ->
     };
     let destinations = Arc::new(redrive::start::destinations(host, &config));
     let surveyor = Surveyor::new(&host.kafka)?;
-    let scans = Scans::new(&host.config, &host.kafka, surveyor.clone());
+    let actions_topic = host.config.waiting_actions_topic();
+    let actions = host.follow_aside(&actions_topic)?;
+    let scans = Scans::new(&host.config, &host.kafka, surveyor.clone(), actions.clone());
     let outcomes = JobOutcomes::new(&host.config, &host.kafka, config.max_job_outcomes);
     if outcomes.is_enabled() {
         let keep = host.config.scheduler.keep_ended.as_millis();
@@ -277,6 +280,7 @@ pub fn mount(host: &mut Host, config: DlqInspectorConfig, listener: Listener) ->
         patterns: Patterns::new(&config.topics).without([
             host.config.audit_topic(),
             host.config.control_topic(),
+            actions_topic.clone(),
             redrives_topic.clone(),
         ]),
         surveyor: surveyor.clone(),
@@ -380,12 +384,22 @@ pub fn mount(host: &mut Host, config: DlqInspectorConfig, listener: Listener) ->
                 &redrives_topic,
                 jobs.clone(),
             ),
-            audit: audit_log,
+            audit: audit_log.clone(),
             jobs,
             destinations,
             surveyor: redrive_surveyor,
             topic: redrives_topic.as_str().into(),
             accepts_edits: config.redrive.edit,
+        },
+        ActionRequests {
+            writer: Writer::new(
+                &host.kafka,
+                &waiting_actions::transactional_id(&actions_topic),
+                &actions_topic,
+                actions.clone(),
+            ),
+            audit: audit_log,
+            replica: actions,
         },
         overviews,
         host.kafka.clone(),

@@ -11,7 +11,7 @@ use redeliver_dlq_inspector::pattern::Patterns;
 use redeliver_dlq_inspector::{group_states, ledger, redrive};
 use redeliver_kafka::topology::{Role, TopologySpec};
 use redeliver_runtime::config::PipelineConfig;
-use redeliver_service::{control, topics};
+use redeliver_service::{control, topics, waiting_actions};
 
 use crate::config::Config;
 

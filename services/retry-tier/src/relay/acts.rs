@@ -255,7 +255,7 @@ impl Relay {
                 if has_changed {
                     partition.acts.follow(&state, &of);
                 }
-            } else if mutant!("relay-trusts-old-outcomes", actions.are_known_since(partition.acts.since), true) {
+            } else if actions.are_known_since(partition.acts.since) {
                 partition.acts.follow(&actions.state(), &of);
             }
         }

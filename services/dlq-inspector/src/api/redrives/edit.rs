@@ -107,7 +107,7 @@ impl Api {
         self.write_job(viewer, change).await
     }
 
-    pub(super) fn check_accepts_edits(&self) -> Result<(), Status> {
+    pub(crate) fn check_accepts_edits(&self) -> Result<(), Status> {
         if self.redrives.accepts_edits {
             return Ok(());
         }
