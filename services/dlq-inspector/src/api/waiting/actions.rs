@@ -146,8 +146,8 @@ impl Api {
             }
             tiers.insert(topic.clone(), tier);
         }
-        if let Some(edit) = &edit {
-            self.check_edited(&tiers, &positions, edit, &request.content_hash).await?;
+        if edit.is_some() {
+            self.check_seen(&tiers, &positions, &request.content_hash).await?;
         }
         let record = v1::WaitingRequestRecord {
             action: action.into(),
@@ -275,11 +275,10 @@ impl Api {
     }
 
     /// Refuses an edit of a record that the caller has not seen as it is.
-    async fn check_edited(
+    async fn check_seen(
         &self,
         tiers: &BTreeMap<Arc<str>, Tier>,
         positions: &BTreeSet<Position>,
-        edit: &Edit,
         seen: &[u8],
     ) -> Result<(), Status> {
         for position in positions {
@@ -287,9 +286,6 @@ impl Api {
             if seen != content_hash(&stored.record) {
                 let text = format!("the record at {position} has another content_hash; look at it again before you edit it");
                 return Err(status(Code::Aborted, text, "RECORD_CHANGED", []));
-            }
-            if edit.apply(&stored.record) == stored.record {
-                return Err(invalid("edit", "changes nothing of the record", "EDIT_INVALID", []));
             }
         }
         Ok(())
