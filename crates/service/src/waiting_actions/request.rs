@@ -26,7 +26,7 @@ const MAX_TOTAL: usize = 100_000;
 const MAX_BYTES: usize = 32 << 20;
 /// A request is removed after this time, or earlier if there is no room, once its records are completed.
 const KEPT: Duration = Duration::from_secs(86_400);
-const MAX_ID: usize = 64;
+const MAX_ID: usize = 100;
 
 /// What an operator has asked for.
 #[derive(Clone, Debug, PartialEq)]

@@ -74,7 +74,7 @@ struct RunArgs {
     /// Reason for the audit log and the dead letter, at most 1000 bytes
     #[arg(long, value_name = "TEXT", default_value = "", hide_default_value = true)]
     reason: String,
-    /// Idempotency key: 1 to 64 letters, digits, - and _; a repeated command with the same text acts once
+    /// Idempotency key: 1 to 100 letters, digits, - and _; a repeated command with the same text acts once
     #[arg(long, value_name = "TEXT", default_value = "", hide_default_value = true)]
     request_id: String,
     /// How long to wait for the tiers

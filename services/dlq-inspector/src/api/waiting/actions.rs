@@ -106,7 +106,7 @@ impl Api {
         }
         let id = std::mem::take(&mut request.request_id);
         if !is_request_id(&id) {
-            let problem = "must have 1 to 64 letters, digits, - and _";
+            let problem = "must have 1 to 100 letters, digits, - and _";
             return Err(invalid("request_id", problem, "REQUEST_ID_INVALID", []));
         }
         let hash = Bytes::copy_from_slice(&Sha256::digest(request.encode_to_vec()));
