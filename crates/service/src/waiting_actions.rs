@@ -49,7 +49,9 @@ pub struct TierPartition {
 impl TierPartition {
     fn done_key(&self, offset: i64) -> String {
         let Self { topic, partition, .. } = self;
-        let id = self.topic_id.map_or_else(|| "-".to_owned(), |id| format!("{:032x}", id.bits()));
+        let id = self
+            .topic_id
+            .map_or_else(|| "-".to_owned(), |id| format!("{:032x}", id.bits()));
         format!("done/{id}/{topic}/{partition}/{offset}")
     }
 
@@ -68,7 +70,6 @@ impl TierPartition {
         parts.next().is_none().then_some((partition, offset))
     }
 }
-
 
 /// What became of a record.
 #[derive(Clone, Debug, PartialEq)]
@@ -161,7 +162,8 @@ impl WaitingActions {
             partition: position.partition,
             topic_id: ids.get(&*position.topic).copied(),
         };
-        self.done(&partition, position.offset).is_some_and(|done| done.moved)
+        self.done(&partition, position.offset)
+            .is_some_and(|done| done.moved)
     }
 
     /// The same partition of previous topics of this name, with requests.
@@ -198,7 +200,12 @@ impl WaitingActions {
         if let Some(before) = self.table.get(id).cloned() {
             for (partition, offsets) in before.partitions() {
                 self.update(partition, |actions| {
-                    let is_of = |offset| actions.pending.get(offset).is_some_and(|pending| pending.id() == id);
+                    let is_of = |offset| {
+                        actions
+                            .pending
+                            .get(offset)
+                            .is_some_and(|pending| pending.id() == id)
+                    };
                     let removed: Vec<i64> = offsets.iter().copied().filter(|offset| is_of(offset)).collect();
                     for offset in removed {
                         actions.pending.remove(&offset);
@@ -235,7 +242,10 @@ impl State for WaitingActions {
     }
 
     fn apply(&mut self, record: &Record) {
-        let key = record.key.as_deref().and_then(|key| std::str::from_utf8(key).ok());
+        let key = record
+            .key
+            .as_deref()
+            .and_then(|key| std::str::from_utf8(key).ok());
         if let Some((partition, offset)) = key.and_then(TierPartition::parse_done_key) {
             let value = record.value.clone();
             self.update(partition, |actions| {
@@ -264,7 +274,11 @@ impl State for WaitingActions {
         let partitions = before.partitions.len();
         // Requests are removed one by one. If all are gone at once, the topic was created again.
         if partitions > 0 && self.partitions.is_empty() {
-            tracing::error!(topic, partitions, "outcomes of waiting records lost; tiers may write records again that were acted on");
+            tracing::error!(
+                topic,
+                partitions,
+                "outcomes of waiting records lost; tiers may write records again that were acted on"
+            );
         }
     }
 }
@@ -292,7 +306,10 @@ impl Actions {
 
     /// Wakes a lane with each change.
     pub fn wake(&self, waker: &Waker) {
-        self.wakers.lock().unwrap_or_else(PoisonError::into_inner).push(waker.clone());
+        self.wakers
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .push(waker.clone());
     }
 
     /// Without a topic, for tests.

@@ -188,7 +188,9 @@ impl<S: State> Replica<S> {
         let (replica, sender, _) = Self::new();
         sender.send_replace(state.map(Arc::new));
         // It never gets old.
-        replica.progress.succeeded(Instant::now() + CONTINUES_WITHIN, None);
+        replica
+            .progress
+            .succeeded(Instant::now() + CONTINUES_WITHIN, None);
         (replica, sender)
     }
 

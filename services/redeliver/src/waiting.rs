@@ -7,8 +7,8 @@ use std::process::ExitCode;
 use clap::{Args, Subcommand, ValueEnum};
 use redeliver_client::convert::{time, to_duration};
 use redeliver_client::messages::{
-    GetWaitingStatsRequest, ListWaitingRequest, ScanProgress, WaitingAction, WaitingCounts, WaitingCoverage, WaitingFilter,
-    WaitingOrder, WaitingPlace, WaitingRecord,
+    GetWaitingStatsRequest, ListWaitingRequest, ScanProgress, WaitingAction, WaitingCounts, WaitingCoverage,
+    WaitingFilter, WaitingOrder, WaitingPlace, WaitingRecord,
 };
 use redeliver_client::{ClientError, Timestamp, WaitingClient};
 use redeliver_core::HumanDuration;

@@ -1,7 +1,7 @@
 //! Builds the lanes of tiers, including leftover ones.
 
-use std::io;
 use std::convert::Infallible;
+use std::io;
 use std::sync::Arc;
 use std::sync::mpsc::Sender;
 

@@ -82,7 +82,11 @@ impl Lookups {
                 assignment: question.assignment,
                 found: offsets.zip(found).collect(),
             };
-            question.inbox.lock().unwrap_or_else(PoisonError::into_inner).push(answer);
+            question
+                .inbox
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner)
+                .push(answer);
             waker.wake();
         }
     }

@@ -29,9 +29,9 @@ use redeliver_service::control::Control;
 use redeliver_service::due;
 
 use crate::controls::TierControls;
-use acts::{Acted, Acting, Acts};
 use crate::metrics::TierMetrics;
 use crate::waiting::{EarlyRelease, Waiting, WaitingRecords};
+use acts::{Acted, Acting, Acts};
 
 pub(crate) use acts::ActionContext;
 
@@ -609,7 +609,9 @@ impl Processor for Relay {
     fn refused(&mut self, refused: &[Refused], batch: &mut TransactionBatch, now: Timestamp) -> bool {
         let is_replaced = refused.iter().all(|Refused { index, failure }| {
             // An outcome of an action is refused.
-            let (Some(output), Some(written)) = (batch.outputs.get_mut(*index), self.in_transaction.get(*index)) else {
+            let (Some(output), Some(written)) =
+                (batch.outputs.get_mut(*index), self.in_transaction.get(*index))
+            else {
                 return false;
             };
             if matches!(written.completion, Completion::Rejected) || self.is_buried(*index) {

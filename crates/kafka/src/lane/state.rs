@@ -836,7 +836,11 @@ impl<P: Processor> LaneState<P> {
             let position = position.unwrap_or_else(Committed::start);
             // Without a committed position, the lane reads from the beginning.
             let offset = position.offset.max(0);
-            let completed_to = position.completed.ranges().last().map_or(offset, |range| range.end);
+            let completed_to = position
+                .completed
+                .ranges()
+                .last()
+                .map_or(offset, |range| range.end);
             let Some(id) = self.assignments.start(slot, topic_id, position, stored) else {
                 continue;
             };

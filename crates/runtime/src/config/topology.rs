@@ -25,7 +25,12 @@ pub(super) fn check(config: &Config, findings: &mut Findings<'_>) {
     let mut others = Vec::new();
     for (section, field, topic, name) in [
         ("kafka", "id_prefix", &status, "the status topic"),
-        ("kafka", "id_prefix", &actions, "the topic of actions on waiting records"),
+        (
+            "kafka",
+            "id_prefix",
+            &actions,
+            "the topic of actions on waiting records",
+        ),
         ("control", "topic", &control, "the control topic"),
         ("audit", "topic", &audit, "the audit topic"),
     ] {

@@ -62,8 +62,16 @@ impl Request {
             v1::WaitingAction::Edit => Action::Edit,
             v1::WaitingAction::Unspecified => return Err(Invalid),
         };
-        let edit = record.edit.clone().map(Edit::read).transpose().map_err(|_| Invalid)?;
-        let has_ids = record.partitions.iter().all(|of| matches!(of.topic_id.len(), 0 | 16));
+        let edit = record
+            .edit
+            .clone()
+            .map(Edit::read)
+            .transpose()
+            .map_err(|_| Invalid)?;
+        let has_ids = record
+            .partitions
+            .iter()
+            .all(|of| matches!(of.topic_id.len(), 0 | 16));
         if edit.is_some() != (action == Action::Edit) || !has_ids {
             return Err(Invalid);
         }
@@ -221,7 +229,9 @@ pub enum Refused {
     #[error("was used for another request")]
     IdUsed,
     /// There is no room.
-    #[error("the requests are about more than {MAX_TOTAL} records or take more than {MAX_BYTES} bytes; wait until tiers have passed their records")]
+    #[error(
+        "the requests are about more than {MAX_TOTAL} records or take more than {MAX_BYTES} bytes; wait until tiers have passed their records"
+    )]
     TooMany,
 }
 
@@ -242,7 +252,9 @@ impl Change for NewRequest {
         if let Some(known) = state.request(&request.id) {
             let (known, own) = (&known.record, &request.record);
             let is_same = known.request_hash == own.request_hash && known.by == own.by;
-            return is_same.then(|| Decision::Unchanged(request.id.clone())).ok_or(Refused::IdUsed);
+            return is_same
+                .then(|| Decision::Unchanged(request.id.clone()))
+                .ok_or(Refused::IdUsed);
         }
         let removed = make_room(state, request, &self.passed)?;
         let mut document = request.clone();
@@ -250,9 +262,14 @@ impl Change for NewRequest {
         let value = Bytes::from(document.record.encode_to_vec());
         let records = [(Request::record_key(&request.id), Some(value))];
         let ids = request.partitions().flat_map(|(partition, offsets)| {
-            offsets.iter().map(move |offset| format!("{}/{}/{offset}", partition.topic, partition.partition))
+            offsets
+                .iter()
+                .map(move |offset| format!("{}/{}/{offset}", partition.topic, partition.partition))
         });
-        let details = request.edit.as_ref().map_or_else(|| request.action.to_string(), Edit::names);
+        let details = request
+            .edit
+            .as_ref()
+            .map_or_else(|| request.action.to_string(), Edit::names);
         let entry = AuditEntry {
             target: request.id.clone(),
             reason: request.record.reason.clone(),
@@ -263,7 +280,10 @@ impl Change for NewRequest {
             ..AuditEntry::new(request.by(), audit::Action::ActOnWaiting)
         };
         Ok(Decision::Write {
-            records: records.into_iter().chain(removed.into_iter().map(|key| (key, None))).collect(),
+            records: records
+                .into_iter()
+                .chain(removed.into_iter().map(|key| (key, None)))
+                .collect(),
             entry: audit.record(entry, request.at()),
             document,
         })
@@ -293,14 +313,20 @@ fn make_room(state: &WaitingActions, new: &Request, passed: &Passed) -> Result<V
         let has_passed = || {
             let mut all = request.partitions();
             age > MAX_WAIT.duration() + KEPT
-                || all.all(|(partition, offsets)| offsets.iter().all(|offset| passed.contains(&partition, *offset)))
+                || all.all(|(partition, offsets)| {
+                    offsets.iter().all(|offset| passed.contains(&partition, *offset))
+                })
         };
         if (age > KEPT || is_full(records, bytes)) && has_passed() {
             records -= request.count();
             bytes -= size(request);
             keys.push(Request::record_key(&request.id));
             for (partition, offsets) in request.partitions() {
-                let is_own = |offset| state.done(&partition, offset).is_some_and(|done| done.request_id == request.id);
+                let is_own = |offset| {
+                    state
+                        .done(&partition, offset)
+                        .is_some_and(|done| done.request_id == request.id)
+                };
                 let own = offsets.iter().filter(|offset| is_own(**offset));
                 keys.extend(own.map(|offset| partition.done_key(*offset)));
             }
@@ -396,7 +422,9 @@ mod tests {
     fn pending(state: &WaitingActions) -> Vec<(i64, String)> {
         let actions = state.of_partition(&partition(7)).cloned().unwrap_or_default();
         let pending = actions.pending.iter();
-        pending.map(|(offset, request)| (*offset, request.id().clone())).collect()
+        pending
+            .map(|(offset, request)| (*offset, request.id().clone()))
+            .collect()
     }
 
     #[test]
@@ -405,7 +433,10 @@ mod tests {
         add(&mut state, &change(request("a", &[1, 2], NOW), Passed::default())).unwrap();
         add(&mut state, &change(request("b", &[2, 3], NOW), Passed::default())).unwrap();
         let of = |pairs: &[(i64, &str)]| -> Vec<(i64, String)> {
-            pairs.iter().map(|(offset, id)| (*offset, (*id).to_owned())).collect()
+            pairs
+                .iter()
+                .map(|(offset, id)| (*offset, (*id).to_owned()))
+                .collect()
         };
         assert_eq!(pending(&state), of(&[(1, "a"), (2, "a"), (3, "b")]));
         done(&mut state, 2, "a");
@@ -414,7 +445,13 @@ mod tests {
         add(&mut state, &change(request("c", &[2], NOW), Passed::default())).unwrap();
         assert_eq!(pending(&state).len(), 2);
         let other = partition(8);
-        assert_eq!(state.previous(&other).map(|(_, actions)| actions.pending.len()).collect::<Vec<_>>(), [2]);
+        assert_eq!(
+            state
+                .previous(&other)
+                .map(|(_, actions)| actions.pending.len())
+                .collect::<Vec<_>>(),
+            [2]
+        );
         assert_eq!(state.previous(&partition(7)).count(), 0);
     }
 
@@ -423,7 +460,10 @@ mod tests {
         let mut state = WaitingActions::default();
         add(&mut state, &change(request("a", &[1], NOW), Passed::default())).unwrap();
         let again = change(request("a", &[1], NOW.after(KEPT)), Passed::default());
-        assert!(matches!(again.decide(&state, ChangeId(2)), Ok(Decision::Unchanged(_))));
+        assert!(matches!(
+            again.decide(&state, ChangeId(2)),
+            Ok(Decision::Unchanged(_))
+        ));
         let other = change(request("a", &[2], NOW), Passed::default());
         assert_eq!(add(&mut state, &other), Err(Refused::IdUsed));
     }
@@ -442,7 +482,10 @@ mod tests {
             positions: GroupPositions::default(),
         };
         let removed = add(&mut state, &change(request("c", &[6], later), other_topic()));
-        assert_eq!(removed.unwrap(), ["request/a".to_owned(), partition(7).done_key(1)]);
+        assert_eq!(
+            removed.unwrap(),
+            ["request/a".to_owned(), partition(7).done_key(1)]
+        );
         assert_eq!(pending(&state).len(), 2);
         let many: Vec<i64> = (0..100_000).collect();
         let full = change(request("d", &many, later), Passed::default());

@@ -27,7 +27,12 @@ const KEY_AND_HEADERS_LIMIT: usize = 3 << 19;
 /// [`Completeness::are_states_known`]: crate::completeness::Completeness::are_states_known
 pub(super) fn basic(viewer: &Viewer, letter: &IndexedLetter, are_states_known: bool) -> v1::DeadLetter {
     let headers = header_list::iter(&letter.headers);
-    shown(viewer, &letter.id.topic, headers, whole_basic(letter, are_states_known))
+    shown(
+        viewer,
+        &letter.id.topic,
+        headers,
+        whole_basic(letter, are_states_known),
+    )
 }
 
 /// The FULL view: with key and headers of the record, and with the value up to [`VALUE_LIMIT`]. `value`: what the caller sees of it; `None` for a null value.

@@ -10,12 +10,12 @@ use redeliver_core::pipeline::{ReturnTo, TopicRole, retry_tier_group};
 use redeliver_core::redrive::REDRIVE_ID;
 use redeliver_core::route::Arrival;
 use redeliver_core::{HumanDuration, JobId, Pipeline, Position, Record, SchedulerTopics, Timestamp};
-use redeliver_kafka::{KafkaSettings, TopicId};
 use redeliver_kafka::backlog::GroupPositions;
 use redeliver_kafka::lookup::Lookup;
 use redeliver_kafka::reader::{ReadError, TopicClient};
 use redeliver_kafka::scan::{Progress, Scan};
 use redeliver_kafka::survey::Surveyor;
+use redeliver_kafka::{KafkaSettings, TopicId};
 use redeliver_proto::long_wait;
 use redeliver_runtime::Config;
 use redeliver_service::topics;
@@ -146,7 +146,10 @@ impl Scans {
     }
 
     /// Where partitions end. Leaves out those that do not exist. Blocks.
-    pub(crate) fn ends(&self, partitions: &[(Arc<str>, i32)]) -> Result<BTreeMap<(Arc<str>, i32), i64>, ReadError> {
+    pub(crate) fn ends(
+        &self,
+        partitions: &[(Arc<str>, i32)],
+    ) -> Result<BTreeMap<(Arc<str>, i32), i64>, ReadError> {
         let topics = TopicClient::new(&self.kafka)?;
         let mut existing = Vec::new();
         for (topic, partition) in partitions {
@@ -591,7 +594,8 @@ impl Search<'_> {
             return None;
         }
         let is_read = self.pipeline.reading_group(*role, "").is_some();
-        let is_unread = is_read && positions.is_unread(&record.position) && !self.moved.contains(&record.position);
+        let is_unread =
+            is_read && positions.is_unread(&record.position) && !self.moved.contains(&record.position);
         Some(self.copy(Location::Topic(*role), record, is_unread))
     }
 

@@ -163,7 +163,10 @@ impl Permissions {
         self.checked(config, &topics::of_waiting_actions(config));
         self.checked(config, &topics::of_audit(config));
         self.topic(&config.control_topic(), &[Operation::Read]);
-        self.topic(&config.waiting_actions_topic(), &[Operation::Read, Operation::Write]);
+        self.topic(
+            &config.waiting_actions_topic(),
+            &[Operation::Read, Operation::Write],
+        );
         self.topic(&config.audit_topic(), &[Operation::Write]);
         let tiers = settings.served_tiers(config);
         for pipeline in &pipelines {

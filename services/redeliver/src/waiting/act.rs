@@ -6,7 +6,7 @@ use std::time::Duration;
 use clap::Args;
 use redeliver_client::WaitingClient;
 use redeliver_client::messages::{
-    ActOnWaitingRecordsRequest, Position, WaitingAction, WaitingActed, WaitingActionState, WaitingActions,
+    ActOnWaitingRecordsRequest, Position, WaitingActed, WaitingAction, WaitingActionState, WaitingActions,
 };
 use redeliver_core::HumanDuration;
 use redeliver_dlq_inspector::id::parse_id;
@@ -111,13 +111,20 @@ pub(super) struct ActionsArgs {
 
 pub(super) async fn show(client: &WaitingClient, args: &ShowArgs) -> Result<ExitCode, CliError> {
     let found = client.record(args.id.clone()).await?;
-    let (record, contents) = (found.record.unwrap_or_default(), found.contents.unwrap_or_default());
+    let (record, contents) = (
+        found.record.unwrap_or_default(),
+        found.contents.unwrap_or_default(),
+    );
     let as_value = || json!({ "record": object(&record), "contents": as_json(&contents) });
     print_item(args.output.format, || as_text(&contents), as_value);
     Ok(ExitCode::SUCCESS)
 }
 
-pub(super) async fn act(client: &WaitingClient, args: &ActArgs, action: WaitingAction) -> Result<ExitCode, CliError> {
+pub(super) async fn act(
+    client: &WaitingClient,
+    args: &ActArgs,
+    action: WaitingAction,
+) -> Result<ExitCode, CliError> {
     let request = ActOnWaitingRecordsRequest {
         positions: args.ids.clone(),
         filter: args.filter.filter().filter(|_| args.matching),
@@ -170,7 +177,11 @@ impl RunArgs {
         }
     }
 
-    async fn run(&self, client: &WaitingClient, request: ActOnWaitingRecordsRequest) -> Result<ExitCode, CliError> {
+    async fn run(
+        &self,
+        client: &WaitingClient,
+        request: ActOnWaitingRecordsRequest,
+    ) -> Result<ExitCode, CliError> {
         let request = self.request(request, false);
         let began = tokio::time::Instant::now();
         let mut actions = client.act(request).await?;
@@ -180,8 +191,12 @@ impl RunArgs {
         }
         print(self.output.format, &actions);
         if actions.pending > 0 {
-            let WaitingActions { pending, request_id, .. } = &actions;
-            eprintln!("{pending} records are pending; look at them with `redeliver waiting actions {request_id}`");
+            let WaitingActions {
+                pending, request_id, ..
+            } = &actions;
+            eprintln!(
+                "{pending} records are pending; look at them with `redeliver waiting actions {request_id}`"
+            );
         }
         Ok(exit_code(&actions))
     }

@@ -57,7 +57,9 @@ impl World {
     /// Runs a command that is refused.
     #[track_caller]
     fn run_fails(&self, arguments: &[&str]) {
-        let printed = self.pipe.redeliver(&[&["waiting"], arguments, &["--server", &self.server]].concat());
+        let printed = self
+            .pipe
+            .redeliver(&[&["waiting"], arguments, &["--server", &self.server]].concat());
         assert_eq!(printed.code, Some(1), "{printed:?}");
     }
 
@@ -65,11 +67,18 @@ impl World {
         format!("{}/0/{offset}", self.pipe.first_tier())
     }
 
+    /// Other tests use the same topic.
+    fn request(&self, name: &str) -> String {
+        format!("{}-{name}", self.pipe.name())
+    }
+
     /// The states of the records of a request, once none is pending.
     fn states(&self, request: &str) -> Vec<String> {
         eventually("the tier has acted", DEADLINE, || {
             let more = ["--server", &self.server, "-o", "json"];
-            let printed = self.pipe.redeliver(&[&["waiting", "actions", request], &more[..]].concat());
+            let printed = self
+                .pipe
+                .redeliver(&[&["waiting", "actions", request], &more[..]].concat());
             let actions: Value = serde_json::from_str(&printed.stdout).unwrap_or_default();
             if actions["pending"] != 0 {
                 return Err(format!("{printed:?}"));
@@ -80,7 +89,11 @@ impl World {
 
     /// How many records each origin has in the due topic and among the dead letters.
     fn written(&self) -> [BTreeMap<usize, usize>; 2] {
-        [self.pipe.pipeline.return_topic(), self.pipe.pipeline.dead_letter_topic()].map(|topic| {
+        [
+            self.pipe.pipeline.return_topic(),
+            self.pipe.pipeline.dead_letter_topic(),
+        ]
+        .map(|topic| {
             let mut counts = BTreeMap::new();
             for record in self.pipe.read(&[topic]) {
                 *counts.entry(origin(&record)).or_default() += 1;
@@ -94,12 +107,18 @@ impl World {
     fn settle(&self, records: usize, dead: &[usize]) {
         let tier = self.pipe.pipeline.policy.tiers()[0];
         let name = format!("tier/{}/{tier}", self.pipe.name());
-        let released = self.pipe.redeliver(&["release", &name, "--reason", "test", "--server", &self.server]);
+        let released = self
+            .pipe
+            .redeliver(&["release", &name, "--reason", "test", "--server", &self.server]);
         assert_eq!(released.code, Some(0), "{released:?}");
         let all = eventually("all records have left the tier", DEADLINE, || {
             let written = self.written();
             let count: usize = written.iter().map(BTreeMap::len).sum();
-            if count >= records { Ok(written) } else { Err(format!("{count}")) }
+            if count >= records {
+                Ok(written)
+            } else {
+                Err(format!("{count}"))
+            }
         });
         let expected = |is_dead: bool| -> BTreeMap<usize, usize> {
             let origins = (0..records).filter(|origin| dead.contains(origin) == is_dead);
@@ -116,12 +135,19 @@ fn origin(record: &Record) -> usize {
 
 fn states(actions: &Value) -> Vec<String> {
     let acted = actions["acted"].as_array().unwrap().iter();
-    acted.map(|acted| acted["state"].as_str().unwrap().to_owned()).collect()
+    acted
+        .map(|acted| acted["state"].as_str().unwrap().to_owned())
+        .collect()
 }
 
 /// The offset of a record at the source, given its offset in the tier: the worker may have written them in any order.
 fn origins(world: &World) -> Vec<usize> {
-    world.pipe.read(&[world.pipe.first_tier()]).iter().map(origin).collect()
+    world
+        .pipe
+        .read(&[world.pipe.first_tier()])
+        .iter()
+        .map(origin)
+        .collect()
 }
 
 #[test]
@@ -135,7 +161,16 @@ fn single_records_are_acted_on_once() {
     let shown = world.run(0, &["show", &far]);
     assert_eq!(shown["record"]["attempts"], 1);
     assert_eq!(shown["contents"]["position"], far.as_str());
-    let retry = ["retry", &near, &far, "--reason", "INC-17", "--request-id", "r1"];
+    let request = world.request("r");
+    let retry = [
+        "retry",
+        &near,
+        &far,
+        "--reason",
+        "INC-17",
+        "--request-id",
+        &request,
+    ];
     for _ in 0..2 {
         assert_eq!(states(&world.run(0, &retry)), ["retried", "retried"]);
     }
@@ -143,17 +178,31 @@ fn single_records_are_acted_on_once() {
     assert_eq!(states(&world.run(0, &["dead", &near, &far])), ["dead", "dead"]);
     // The second request is too late.
     assert_eq!(states(&world.run(3, &["retry", &far])), ["gone"]);
-    assert_eq!(states(&world.run(0, &["edit", &world.id(92), "--value", "edited"])), ["edited"]);
+    assert_eq!(
+        states(&world.run(0, &["edit", &world.id(92), "--value", "edited"])),
+        ["edited"]
+    );
     let listed = world.run(0, &["ls", "--limit", "1000"]);
     assert_eq!(listed["matching"], (RECORDS - 4) as u64);
     // By a filter: those that are due first.
-    let matching = ["retry", "--matching", "--error-code", "http.503", "--limit", "5", "--yes"];
+    let matching = [
+        "retry",
+        "--matching",
+        "--error-code",
+        "http.503",
+        "--limit",
+        "5",
+        "--yes",
+    ];
     assert_eq!(states(&world.run(0, &matching)), ["retried"; 5]);
     drop(tier);
     let _tier = world.pipe.retry_tier("b");
     world.settle(RECORDS, &[origins[2], origins[91]]);
     let due = world.pipe.read(&[world.pipe.pipeline.return_topic()]);
-    let edited: Vec<_> = due.iter().filter(|record| record.value.as_deref() == Some(b"edited")).collect();
+    let edited: Vec<_> = due
+        .iter()
+        .filter(|record| record.value.as_deref() == Some(b"edited"))
+        .collect();
     assert_eq!(edited.len(), 1);
     assert_eq!(origin(edited[0]), origins[92]);
 }
@@ -166,9 +215,12 @@ fn killed_tiers_act_once() {
     let mut tier = world.pipe.retry_tier("a");
     let mut dead = Vec::new();
     // Before the first commit of the process, and after it.
-    for (number, fault) in ["offsets:1", "commit:1", "offsets:2", "commit:2"].into_iter().enumerate() {
+    for (number, fault) in ["offsets:1", "commit:1", "offsets:2", "commit:2"]
+        .into_iter()
+        .enumerate()
+    {
         tier.kill_9();
-        let request = format!("r{number}");
+        let request = world.request(&number.to_string());
         let offsets: Vec<usize> = (number..RECORDS).step_by(10).collect();
         let ids: Vec<String> = offsets.iter().map(|offset| world.id(*offset)).collect();
         let ids: Vec<&str> = ids.iter().map(String::as_str).collect();
@@ -191,11 +243,12 @@ fn requests_of_recreated_topic_are_void() {
     const RECORDS: usize = 30;
     let world = World::waiting("single-recreated", RECORDS);
     let id = world.id(20);
-    world.run(3, &["retry", &id, "--request-id", "old", "--wait", "0s"]);
+    let request = world.request("old");
+    world.run(3, &["retry", &id, "--request-id", &request, "--wait", "0s"]);
     delete(&world.pipe, &world.pipe.first_tier());
     assert_eq!(world.pipe.redeliver(&["topics", "apply"]).code, Some(0));
     let _tier = world.pipe.retry_tier("a");
-    assert_eq!(world.states("old"), ["void"]);
+    assert_eq!(world.states(&request), ["void"]);
     world.run_fails(&["retry", &id]);
     assert!(world.written().iter().all(BTreeMap::is_empty));
 }

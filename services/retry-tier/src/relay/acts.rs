@@ -154,7 +154,10 @@ impl Acts {
         let known = state.of_partition(of);
         if !self.are_known {
             let done = known.iter().flat_map(|known| known.done.range(self.read_to..));
-            self.ahead = done.filter(|(_, done)| done.moved).map(|(offset, _)| *offset).collect();
+            self.ahead = done
+                .filter(|(_, done)| done.moved)
+                .map(|(offset, _)| *offset)
+                .collect();
             self.are_known = true;
         }
         self.pending = known.map(|known| known.pending.clone()).unwrap_or_default();
@@ -164,7 +167,8 @@ impl Acts {
     }
 
     fn has_work(&mut self, now: Timestamp) -> bool {
-        !self.pending.is_empty() && (has_passed(&mut self.last_look, LOOK_INTERVAL, now) || !self.found.is_empty())
+        !self.pending.is_empty()
+            && (has_passed(&mut self.last_look, LOOK_INTERVAL, now) || !self.found.is_empty())
     }
 
     /// The first records beyond the look-ahead, if they have to be looked up.
@@ -205,7 +209,14 @@ impl Partition {
 
 impl Acting {
     /// Decides that a record has this outcome.
-    fn mark(&mut self, (assignment, of): (AssignmentId, &TierPartition), acts: &mut Acts, offset: i64, state: State, problem: &str) {
+    fn mark(
+        &mut self,
+        (assignment, of): (AssignmentId, &TierPartition),
+        acts: &mut Acts,
+        offset: i64,
+        state: State,
+        problem: &str,
+    ) {
         let Some(request) = acts.pending.remove(&offset) else {
             return;
         };
@@ -245,7 +256,9 @@ impl Acting {
 impl Relay {
     /// Takes note of what is to be done, and of what was looked up.
     pub(super) fn follow_actions(&mut self) {
-        let Self { acting, partitions, .. } = self;
+        let Self {
+            acting, partitions, ..
+        } = self;
         let actions = &acting.context.actions;
         let state = actions.state();
         let has_changed = acting.seen.as_ref().is_none_or(|seen| !Arc::ptr_eq(seen, &state));
@@ -273,7 +286,10 @@ impl Relay {
     pub(super) fn act(&mut self, now: Timestamp, limit: usize, batch: &mut TransactionBatch) -> usize {
         let context = &self.acting.context;
         let topics = [&context.topic, context.audit.topic()];
-        if topics.into_iter().any(|topic| (self.presence)(topic).is_unavailable()) {
+        if topics
+            .into_iter()
+            .any(|topic| (self.presence)(topic).is_unavailable())
+        {
             return 0;
         }
         let mut room = Room {
@@ -293,7 +309,9 @@ impl Relay {
             }
             self.partitions.insert(assignment, partition);
         }
-        batch.owners.extend(self.acting.marks.iter().map(|mark| mark.assignment));
+        batch
+            .owners
+            .extend(self.acting.marks.iter().map(|mark| mark.assignment));
         batch.owners.sort_unstable();
         batch.owners.dedup();
         self.set_follow_up(batch, now);
@@ -333,7 +351,11 @@ impl Relay {
         };
         let (is_answered, marks) = (!acts.found.is_empty(), acting.marks.len());
         let mut ready = Vec::new();
-        let near: Vec<i64> = acts.pending.range(..acts.read_to).map(|(offset, _)| *offset).collect();
+        let near: Vec<i64> = acts
+            .pending
+            .range(..acts.read_to)
+            .map(|(offset, _)| *offset)
+            .collect();
         if !near.is_empty() {
             let is_pending = |offset: &i64| acts.pending.contains_key(offset);
             let held: BTreeSet<i64> = waiting.offsets().filter(is_pending).collect();
@@ -364,10 +386,14 @@ impl Relay {
                             };
                             ready.extend(may(request, &waiting).then_some((waiting, true)));
                         }
-                        Err(failure) => acting.mark((assignment, &of), acts, offset, State::Gone, &failure.message),
+                        Err(failure) => {
+                            acting.mark((assignment, &of), acts, offset, State::Gone, &failure.message)
+                        }
                     }
                 }
-                Found::Deleted | Found::Compacted => acting.mark((assignment, &of), acts, offset, State::Gone, ""),
+                Found::Deleted | Found::Compacted => {
+                    acting.mark((assignment, &of), acts, offset, State::Gone, "")
+                }
                 // The broker has not got there yet, or the lane is about to notice that the topic is another one.
                 Found::Unknown => {}
             }
@@ -378,7 +404,8 @@ impl Relay {
             let request = acts.pending.get(&offset).filter(|_| has_room).cloned();
             let partitions = || partitions_of(&topic.name);
             let request = request.filter(|request| {
-                request.action() != Action::Retry || controls.take(topic.number, of.partition, partitions, now).is_ok()
+                request.action() != Action::Retry
+                    || controls.take(topic.number, of.partition, partitions, now).is_ok()
             });
             let Some(request) = request else {
                 if !is_ahead {
@@ -435,7 +462,9 @@ impl Relay {
         for (assignment, partition) in &mut self.partitions {
             let acts = &mut partition.acts;
             acts.skipping.append(&mut acts.skipped);
-            batch.completed.extend(acts.skipping.iter().map(|offset| (*assignment, *offset)));
+            batch
+                .completed
+                .extend(acts.skipping.iter().map(|offset| (*assignment, *offset)));
         }
     }
 
@@ -446,7 +475,9 @@ impl Relay {
             return;
         }
         let (marks, topic, audit) = (marks.clone(), context.topic.clone(), context.audit.clone());
-        batch.follow_up = Some(FollowUp::new(move |delivered| outcomes(&marks, delivered, &topic, &audit, now)));
+        batch.follow_up = Some(FollowUp::new(move |delivered| {
+            outcomes(&marks, delivered, &topic, &audit, now)
+        }));
     }
 
     /// The topic refuses the output of this record. Returns false if it is one that the relay replaces as any other.
@@ -532,7 +563,10 @@ fn written(topic: &TierTopic, request: &Request, waiting: &Waiting, now: Timesta
         (Action::Edit, Some(edit)) => (State::Edited, forward(edit.apply(&record), topic.name.clone())),
         (Action::Dead, _) => {
             let failure = buried(request, waiting);
-            (State::Dead, route::reject(&topic.served.pipeline, &record, &failure, now))
+            (
+                State::Dead,
+                route::reject(&topic.served.pipeline, &record, &failure, now),
+            )
         }
         (Action::Retry | Action::Edit, _) => {
             if waiting.due > now {
@@ -548,7 +582,11 @@ fn written(topic: &TierTopic, request: &Request, waiting: &Waiting, now: Timesta
 fn buried(request: &Request, waiting: &Waiting) -> Failure {
     let last = RecordedFailure::read(&waiting.record.headers);
     let (code, message) = last.map_or_else(Default::default, |last| (last.code, last.message));
-    let code = if code.is_empty() { "operator.dead".to_owned() } else { code };
+    let code = if code.is_empty() {
+        "operator.dead".to_owned()
+    } else {
+        code
+    };
     let reason = match request.reason() {
         "" => String::new(),
         reason => format!(" ({reason})"),
@@ -595,7 +633,9 @@ fn outcomes(
             Action::Dead => audit::Action::BuryWaiting,
             Action::Edit => audit::Action::EditWaiting,
         };
-        let ids = marks.iter().map(|mark| format!("{}/{}/{}", mark.of.topic, mark.of.partition, mark.offset));
+        let ids = marks
+            .iter()
+            .map(|mark| format!("{}/{}/{}", mark.of.topic, mark.of.partition, mark.offset));
         let entry = AuditEntry {
             target: request.id().clone(),
             reason: request.reason().to_owned(),

@@ -200,7 +200,11 @@ impl Edit {
     fn command(&self, edit: &RedriveEdit) -> Command {
         let shown = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
         let edited = |edited: &Option<EditedBytes>| edited.as_ref()?.bytes.as_deref().map(shown);
-        let mut command = Command::new(if self.is_waiting() { "waiting edit" } else { "dlq edit" });
+        let mut command = Command::new(if self.is_waiting() {
+            "waiting edit"
+        } else {
+            "dlq edit"
+        });
         if let Some(value) = edited(&edit.value) {
             command = command.text("--value", &value);
         }

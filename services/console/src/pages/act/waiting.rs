@@ -38,7 +38,9 @@ pub(super) fn dead_letters(record: &WaitingRecord) -> String {
 
 /// What can be done with a record that waits in a tier.
 pub(crate) fn buttons(record: &WaitingRecord) -> Vec<Button> {
-    let Some(position) = &record.position else { return Vec::new() };
+    let Some(position) = &record.position else {
+        return Vec::new();
+    };
     if matches!(record.place.as_str(), "due" | "scheduler") {
         return Vec::new();
     }
@@ -97,12 +99,18 @@ impl Act for Change {
     async fn sheet(&self, backend: &Backend, frame: &Frame) -> Part<Sheet> {
         let reason = form::reason(&self.reason).unwrap_or_default();
         let found = record(backend, &self.id, reason).await?;
-        let (record, contents) = (found.record.unwrap_or_default(), found.contents.unwrap_or_default());
+        let (record, contents) = (
+            found.record.unwrap_or_default(),
+            found.contents.unwrap_or_default(),
+        );
         let mut facts = vec![
             fact("Waits in", format!("{} of {}", record.place, record.pipeline)),
             ("Due", when(record.due_at, frame)),
             fact("Attempts", record.attempts.to_string()),
-            fact("Last failure", format!("{} {}", record.error_code, record.error_message)),
+            fact(
+                "Last failure",
+                format!("{} {}", record.error_code, record.error_message),
+            ),
         ];
         if contents.payload_withheld == 0 {
             facts.push(("Key", html::line(contents.key.as_deref())));
@@ -110,16 +118,25 @@ impl Act for Change {
             let headers = headers.map(|Header { name, value }| {
                 format!("{}={}", html::escaped(name), html::line(value.as_deref()))
             });
-            facts.push(("Headers", askama::filters::Safe(headers.collect::<Vec<_>>().join(", "))));
+            facts.push((
+                "Headers",
+                askama::filters::Safe(headers.collect::<Vec<_>>().join(", ")),
+            ));
             facts.push(("Value", html::line(contents.value.as_deref())));
         } else {
             facts.push(fact("Contents", "need the scope dead-letters:payload"));
         }
         let (verb, title, button) = match self.verb {
             Verb::Retry => ("retry", "Retry a waiting record", "Retry 1 record now"),
-            Verb::Dead => ("dead", "Give up a waiting record", "Move 1 record to the dead letters"),
+            Verb::Dead => (
+                "dead",
+                "Give up a waiting record",
+                "Move 1 record to the dead letters",
+            ),
         };
-        let command = Command::new(&format!("waiting {verb}")).option("--reason", &self.reason).argument(&self.id);
+        let command = Command::new(&format!("waiting {verb}"))
+            .option("--reason", &self.reason)
+            .argument(&self.id);
         Ok(Sheet {
             facts,
             fields: vec![

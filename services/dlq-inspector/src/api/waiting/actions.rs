@@ -114,12 +114,15 @@ impl Api {
             && !request.dry_run
         {
             let is_same = known.record().request_hash == hash && known.by() == *viewer.name();
-            return is_same.then(|| self.outcomes_of(viewer, known)).ok_or_else(id_used)?;
+            return is_same
+                .then(|| self.outcomes_of(viewer, known))
+                .ok_or_else(id_used)?;
         }
         let edit = self.edit_of(&mut request)?;
         let (positions, matching) = match request.filter.take() {
             Some(filter) if request.positions.is_empty() => {
-                self.matching_in_tiers(viewer, filter, request.max_records).await?
+                self.matching_in_tiers(viewer, filter, request.max_records)
+                    .await?
             }
             Some(_) => {
                 let problem = "must not be set together with positions";
@@ -176,7 +179,8 @@ impl Api {
             let problem = format!("takes more than {MAX_REQUEST} bytes with the rest of the request");
             return Err(invalid("edit", problem, "EDIT_TOO_LARGE", []));
         }
-        let request = Request::read(&id, record).map_err(|_| Status::internal("the request cannot be read back"))?;
+        let request =
+            Request::read(&id, record).map_err(|_| Status::internal("the request cannot be read back"))?;
         let changed = self.requests.writer.change(NewRequest {
             request,
             passed: passed.into(),
@@ -216,7 +220,11 @@ impl Api {
             if !pipeline.is_some_and(|pipeline| viewer.sees(&pipeline.dead_letter_topic())) {
                 continue;
             }
-            acted.extend(offsets.iter().map(|offset| outcome(&actions, request, &partition, *offset)));
+            acted.extend(
+                offsets
+                    .iter()
+                    .map(|offset| outcome(&actions, request, &partition, *offset)),
+            );
         }
         let is_pending = |acted: &&v1::WaitingActed| acted.state() == v1::WaitingActionState::Unspecified;
         let count = |number: usize| u32::try_from(number).unwrap_or(u32::MAX);
@@ -249,7 +257,9 @@ impl Api {
     /// The record at a position, which its tier has not passed.
     async fn waiting_at(&self, tier: &Tier, position: &Position) -> Result<StoredRecord, Status> {
         let (scans, topics) = (self.scans.clone(), [(tier.delay, position.topic.clone())]);
-        let passed = blocking(move || scans.passed(&topics)).await?.map_err(|error| scan_failed(&error))?;
+        let passed = blocking(move || scans.passed(&topics))
+            .await?
+            .map_err(|error| scan_failed(&error))?;
         let is_moved = self.actions()?.is_moved(position, &passed.ids);
         let found = self.lookups.get(vec![position.clone()]).await;
         let found = found.map_err(|error| kafka_unavailable(&error))?.pop().flatten();
@@ -284,7 +294,9 @@ impl Api {
         for position in positions {
             let stored = self.waiting_at(&tiers[&position.topic], position).await?;
             if seen != content_hash(&stored.record) {
-                let text = format!("the record at {position} has another content_hash; look at it again before you edit it");
+                let text = format!(
+                    "the record at {position} has another content_hash; look at it again before you edit it"
+                );
                 return Err(status(Code::Aborted, text, "RECORD_CHANGED", []));
             }
         }
@@ -298,7 +310,9 @@ impl Api {
         filter: v1::WaitingFilter,
         limit: u32,
     ) -> Result<(BTreeSet<Position>, u64), Status> {
-        let limit = usize::try_from(limit).ok().filter(|limit| (1..=MAX_RECORDS).contains(limit));
+        let limit = usize::try_from(limit)
+            .ok()
+            .filter(|limit| (1..=MAX_RECORDS).contains(limit));
         let problem = format!("must be 1 to {MAX_RECORDS}");
         let limit = limit.ok_or_else(|| invalid("max_records", problem, "FILTER_INVALID", []))?;
         let mut selection = self.waiting_selection(viewer, filter)?;
@@ -314,12 +328,17 @@ impl Api {
         let found = blocking(move || {
             let _permit = permit;
             let (pipelines, filter) = (&selection.pipelines, selection.filter.clone());
-            scans.waiting(&viewer, pipelines, filter, Detail::Rows(listing), selection.now, &mut |_| {
-                match cancelled.is_cancelled() {
+            scans.waiting(
+                &viewer,
+                pipelines,
+                filter,
+                Detail::Rows(listing),
+                selection.now,
+                &mut |_| match cancelled.is_cancelled() {
                     true => ControlFlow::Break(()),
                     false => ControlFlow::Continue(()),
-                }
-            })
+                },
+            )
         });
         let found = found.await?.map_err(|error| scan_failed(&error))?;
         let matching = found.counts.values().map(|counts| counts.records).sum();
@@ -332,16 +351,20 @@ impl Api {
         tiers: BTreeMap<Arc<str>, Tier>,
         positions: BTreeSet<Position>,
     ) -> Result<(Passed, Vec<v1::WaitingPartition>), Status> {
-        let mut topics: BTreeSet<(HumanDuration, Arc<str>)> =
-            tiers.iter().map(|(topic, tier)| (tier.delay, topic.clone())).collect();
+        let mut topics: BTreeSet<(HumanDuration, Arc<str>)> = tiers
+            .iter()
+            .map(|(topic, tier)| (tier.delay, topic.clone()))
+            .collect();
         for request in self.actions()?.requests() {
             topics.extend(request.partitions().filter_map(|(partition, _)| {
                 let (_, delay) = parse_retry_topic(&partition.topic)?;
                 Some((delay?, partition.topic))
             }));
         }
-        let wanted: BTreeSet<(Arc<str>, i32)> =
-            positions.iter().map(|position| (position.topic.clone(), position.partition)).collect();
+        let wanted: BTreeSet<(Arc<str>, i32)> = positions
+            .iter()
+            .map(|position| (position.topic.clone(), position.partition))
+            .collect();
         let (wanted, topics): (Vec<_>, Vec<_>) = (wanted.into_iter().collect(), topics.into_iter().collect());
         let scans = self.scans.clone();
         let looked_up = blocking(move || Ok((scans.passed(&topics)?, scans.ends(&wanted)?))).await?;
@@ -365,7 +388,12 @@ impl Api {
     }
 }
 
-fn outcome(actions: &WaitingActions, request: &Request, partition: &TierPartition, offset: i64) -> v1::WaitingActed {
+fn outcome(
+    actions: &WaitingActions,
+    request: &Request,
+    partition: &TierPartition,
+    offset: i64,
+) -> v1::WaitingActed {
     let position = Position {
         topic: partition.topic.clone(),
         partition: partition.partition,
@@ -408,7 +436,9 @@ fn id_used() -> Status {
 
 fn not_requested(error: &ChangeError<Request, Refused>) -> Status {
     let (code, reason) = match error {
-        ChangeError::Refused(Refused::IdUsed) | ChangeError::Revised(_) | ChangeError::Unsupported(_) => return id_used(),
+        ChangeError::Refused(Refused::IdUsed) | ChangeError::Revised(_) | ChangeError::Unsupported(_) => {
+            return id_used();
+        }
         ChangeError::Refused(full @ Refused::TooMany) => {
             return status(Code::ResourceExhausted, full.to_string(), "TOO_MANY_ACTIONS", []);
         }

@@ -65,7 +65,10 @@ impl Bench {
     fn answer(&mut self, offset: i64, found: Found) {
         let asked = std::mem::take(&mut *self.asked.lock().unwrap());
         let positions: Vec<_> = asked.iter().flat_map(|question| &question.positions).collect();
-        assert!(positions.iter().any(|position| position.offset == offset), "{positions:?}");
+        assert!(
+            positions.iter().any(|position| position.offset == offset),
+            "{positions:?}"
+        );
         let answer = Answer {
             assignment: self.assignment,
             found: vec![(offset, found)],
@@ -102,8 +105,14 @@ fn found(offset: i64) -> Found {
 
 /// The outcomes that a transaction writes, by offset, and the actions that it records.
 fn outcomes(batch: &TransactionBatch) -> (Vec<(i64, State, bool)>, Vec<String>) {
-    let delivered: Vec<_> = (0..).take(batch.outputs.len()).map(|offset| Some((1, 100 + offset))).collect();
-    let written = batch.follow_up.iter().flat_map(|follow_up| follow_up.outputs(&delivered));
+    let delivered: Vec<_> = (0..)
+        .take(batch.outputs.len())
+        .map(|offset| Some((1, 100 + offset)))
+        .collect();
+    let written = batch
+        .follow_up
+        .iter()
+        .flat_map(|follow_up| follow_up.outputs(&delivered));
     let (mut outcomes, mut audited) = (Vec::new(), Vec::new());
     for output in written {
         let Some(key) = output.key else {
@@ -122,9 +131,19 @@ fn outcomes(batch: &TransactionBatch) -> (Vec<(i64, State, bool)>, Vec<String>) 
 #[test]
 fn waiting_record_is_acted_on_once() {
     for (action, topic, state, audited) in [
-        (v1::WaitingAction::Retry, "docs-retry-due", State::Retried, "waiting.retry"),
+        (
+            v1::WaitingAction::Retry,
+            "docs-retry-due",
+            State::Retried,
+            "waiting.retry",
+        ),
         (v1::WaitingAction::Dead, "docs-dlq", State::Dead, "waiting.dead"),
-        (v1::WaitingAction::Edit, "docs-retry-5s", State::Edited, "waiting.edit"),
+        (
+            v1::WaitingAction::Edit,
+            "docs-retry-5s",
+            State::Edited,
+            "waiting.edit",
+        ),
     ] {
         let mut bench = Bench::of_topic(10);
         bench.accept_at(0);
@@ -138,12 +157,18 @@ fn waiting_record_is_acted_on_once() {
         assert_eq!(output.value.as_deref(), Some(value.as_bytes()));
         let is_retried = state == State::Retried;
         if state != State::Dead {
-            assert_eq!(due_of(&output.headers), if is_retried { NOW } else { in_seconds(5) });
+            assert_eq!(
+                due_of(&output.headers),
+                if is_retried { NOW } else { in_seconds(5) }
+            );
         } else {
             let message = output.headers.last(headers::ERROR_MESSAGE).unwrap();
             assert!(message.starts_with(b"token:ann has given up its retries (INC-17)"));
         }
-        assert_eq!(outcomes(&batch), (vec![(1, state, true)], vec![audited.to_owned()]));
+        assert_eq!(
+            outcomes(&batch),
+            (vec![(1, state, true)], vec![audited.to_owned()])
+        );
         bench.relay.committed(NOW);
         assert_eq!(bench.metrics().acted.get(), 1);
         // Its own outcome was not read back yet.
@@ -165,14 +190,20 @@ fn record_ahead_is_skipped_when_read() {
     bench.answer(5, found(5));
     let batch = bench.batch();
     // Nothing is completed, but the broker checks who owns the partition.
-    assert_eq!((&*batch.completed, &*batch.owners), (&[][..], &[bench.assignment][..]));
+    assert_eq!(
+        (&*batch.completed, &*batch.owners),
+        (&[][..], &[bench.assignment][..])
+    );
     assert_eq!(&*batch.outputs[0].topic, "docs-dlq");
     assert_eq!(outcomes(&batch).0, [(5, State::Dead, true)]);
     // It is read while the transaction is being written.
     bench.accept_at(5);
     bench.relay.committed(NOW);
     let batch = bench.batch();
-    assert_eq!((batch.outputs.len(), &*batch.completed), (0, &[(bench.assignment, 5)][..]));
+    assert_eq!(
+        (batch.outputs.len(), &*batch.completed),
+        (0, &[(bench.assignment, 5)][..])
+    );
     bench.relay.committed(NOW);
     assert!(bench.batch().completed.is_empty());
 }
@@ -213,7 +244,10 @@ fn released_record_is_gone() {
     bench.request("a", v1::WaitingAction::Retry, TOPIC, 1);
     let batch = bench.batch();
     assert_eq!(outcomes(&batch), (vec![(1, State::Gone, false)], Vec::new()));
-    assert_eq!((batch.outputs.len(), &*batch.owners), (0, &[bench.assignment][..]));
+    assert_eq!(
+        (batch.outputs.len(), &*batch.owners),
+        (0, &[bench.assignment][..])
+    );
 }
 
 #[test]
@@ -295,7 +329,14 @@ fn refused_edit_waits_unedited() {
     bench.request("a", v1::WaitingAction::Edit, TOPIC, 0);
     let mut batch = bench.batch();
     let failure = Failure::permanent("output.too-large", "no");
-    assert!(bench.relay.refused(&[Refused { index: 0, failure }], &mut batch, NOW));
-    assert_eq!((&*batch.outputs[0].topic, batch.outputs[0].value.as_deref()), ("docs-retry-5s", Some(&b"v"[..])));
+    assert!(
+        bench
+            .relay
+            .refused(&[Refused { index: 0, failure }], &mut batch, NOW)
+    );
+    assert_eq!(
+        (&*batch.outputs[0].topic, batch.outputs[0].value.as_deref()),
+        ("docs-retry-5s", Some(&b"v"[..]))
+    );
     assert_eq!(outcomes(&batch).0, [(0, State::Refused, true)]);
 }
