@@ -608,18 +608,17 @@ impl Processor for Relay {
 
     fn refused(&mut self, refused: &[Refused], batch: &mut TransactionBatch, now: Timestamp) -> bool {
         let is_replaced = refused.iter().all(|Refused { index, failure }| {
-            // An outcome of an action is refused.
-            let (Some(output), Some(written)) =
-                (batch.outputs.get_mut(*index), self.in_transaction.get(*index))
-            else {
+            // Otherwise, an outcome of an action is refused.
+            let Some(output) = batch.outputs.get_mut(*index) else {
                 return false;
             };
-            if matches!(written.completion, Completion::Rejected) || self.is_buried(*index) {
+            if matches!(self.in_transaction[*index].completion, Completion::Rejected) {
                 return route::strip_payload(output);
             }
-            if self.refuse_edit(*index, output, failure) {
+            if self.refuse_acted(*index, output, failure) {
                 return true;
             }
+            let written = &mut self.in_transaction[*index];
             let Some(partition) = self.partitions.get(&written.assignment) else {
                 return false;
             };
@@ -631,12 +630,7 @@ impl Processor for Relay {
                 timestamp: None,
             };
             route::replace_refused(pipeline, output, read_at, failure, now);
-            let topic = output.topic.clone();
-            self.note_dead(*index, &topic, failure);
-            let written = &mut self.in_transaction[*index];
-            if written.acted.is_none() {
-                (written.completion, written.waited) = (Completion::Rejected, None);
-            }
+            (written.completion, written.waited) = (Completion::Rejected, None);
             true
         });
         self.set_follow_up(batch, now);

@@ -73,10 +73,10 @@ pub(super) struct Mark {
     of: TierPartition,
     offset: i64,
     request: Arc<Request>,
-    pub(super) state: State,
-    pub(super) problem: String,
+    state: State,
+    problem: String,
     /// The output that replaces the record, and its topic.
-    pub(super) written: Option<(usize, Arc<str>)>,
+    written: Option<(usize, Arc<str>)>,
 }
 
 /// A record that an output of the transaction replaces.
@@ -480,34 +480,20 @@ impl Relay {
         }));
     }
 
-    /// The topic refuses the output of this record. Returns false if it is one that the relay replaces as any other.
-    pub(super) fn refuse_edit(&mut self, index: usize, output: &mut Output, failure: &Failure) -> bool {
-        let Some(acted) = &self.in_transaction[index].acted else {
-            return false;
-        };
+    /// The topic refuses the output of this record, which waits again, at the end of its tier. Returns false if it is none that an operator wanted, or
+    /// the tier refuses it, too.
+    pub(super) fn refuse_acted(&mut self, index: usize, output: &mut Output, failure: &Failure) -> bool {
+        let written = &mut self.in_transaction[index];
+        let Some(acted) = &written.acted else { return false };
         let mark = &mut self.acting.marks[acted.mark];
-        if mark.state != State::Edited {
+        if mark.state == State::Refused {
+            written.acted = None;
             return false;
         }
-        // It fitted there as it was.
-        *output = forward(acted.waiting.record.clone(), output.topic.clone());
         (mark.state, mark.problem) = (State::Refused, failure.message.clone());
+        mark.written = Some((index, written.topic.name.clone()));
+        *output = forward(acted.waiting.record.clone(), written.topic.name.clone());
         true
-    }
-
-    /// A dead letter replaces the output of this record.
-    pub(super) fn note_dead(&mut self, index: usize, topic: &Arc<str>, failure: &Failure) {
-        if let Some(acted) = &self.in_transaction[index].acted {
-            let mark = &mut self.acting.marks[acted.mark];
-            (mark.state, mark.problem) = (State::Dead, failure.message.clone());
-            mark.written = Some((index, topic.clone()));
-        }
-    }
-
-    /// Whether the output of this record is a dead letter because an operator wanted one.
-    pub(super) fn is_buried(&self, index: usize) -> bool {
-        let acted = self.in_transaction[index].acted.as_ref();
-        acted.is_some_and(|acted| self.acting.marks[acted.mark].state == State::Dead)
     }
 
     /// The record of an aborted transaction waits again.
