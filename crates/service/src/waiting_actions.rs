@@ -184,32 +184,18 @@ impl WaitingActions {
     }
 
     fn update(&mut self, partition: TierPartition, update: impl FnOnce(&mut PartitionActions)) {
-        let entry = self.partitions.entry(partition);
-        let mut entry = match entry {
-            std::collections::btree_map::Entry::Occupied(entry) => entry,
-            std::collections::btree_map::Entry::Vacant(entry) => entry.insert_entry(Arc::default()),
-        };
-        let actions = Arc::make_mut(entry.get_mut());
+        let actions = Arc::make_mut(self.partitions.entry(partition.clone()).or_default());
         update(actions);
         if actions.pending.is_empty() && actions.done.is_empty() {
-            entry.remove();
+            self.partitions.remove(&partition);
         }
     }
 
-    fn apply_request(&mut self, id: &String, record: &Record) {
+    fn apply_request(&mut self, id: &str, record: &Record) {
         if let Some(before) = self.table.get(id).cloned() {
-            for (partition, offsets) in before.partitions() {
+            for (partition, _) in before.partitions() {
                 self.update(partition, |actions| {
-                    let is_of = |offset| {
-                        actions
-                            .pending
-                            .get(offset)
-                            .is_some_and(|pending| pending.id() == id)
-                    };
-                    let removed: Vec<i64> = offsets.iter().copied().filter(|offset| is_of(offset)).collect();
-                    for offset in removed {
-                        actions.pending.remove(&offset);
-                    }
+                    actions.pending.retain(|_, pending| pending.id() != id)
                 });
             }
         }

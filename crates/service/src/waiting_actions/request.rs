@@ -86,7 +86,7 @@ impl Request {
 
     /// Its id.
     #[must_use]
-    pub fn id(&self) -> &String {
+    pub fn id(&self) -> &str {
         &self.id
     }
 
@@ -423,7 +423,7 @@ mod tests {
         let actions = state.of_partition(&partition(7)).cloned().unwrap_or_default();
         let pending = actions.pending.iter();
         pending
-            .map(|(offset, request)| (*offset, request.id().clone()))
+            .map(|(offset, request)| (*offset, request.id().to_owned()))
             .collect()
     }
 

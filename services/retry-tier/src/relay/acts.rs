@@ -163,6 +163,7 @@ impl Acts {
         self.pending = known.map(|known| known.pending.clone()).unwrap_or_default();
         self.own.retain(|offset| self.pending.contains_key(offset));
         self.pending.retain(|offset, _| !self.own.contains(offset));
+        self.found.retain(|offset, _| self.pending.contains_key(offset));
         self.last_look = None;
     }
 
@@ -233,11 +234,11 @@ impl Acting {
     }
 
     /// Requests about previous topics of the same name are void.
-    fn mark_void(&mut self, assignment: AssignmentId, own: &TierPartition) {
+    fn mark_void(&mut self, assignment: AssignmentId, own: &TierPartition, limit: usize) {
         let Some(state) = self.seen.clone() else { return };
         for (of, actions) in state.previous(own) {
             for (offset, request) in &actions.pending {
-                if self.void.insert((of.clone(), *offset)) {
+                if self.marks.len() < limit && self.void.insert((of.clone(), *offset)) {
                     self.marks.push(Mark {
                         assignment,
                         of: of.clone(),
@@ -302,7 +303,8 @@ impl Relay {
                 continue;
             };
             if partition.acts.are_known {
-                self.acting.mark_void(assignment, &partition.of_tier());
+                self.acting
+                    .mark_void(assignment, &partition.of_tier(), room.records);
                 if partition.acts.has_work(now) {
                     self.act_on(assignment, &mut partition, now, &mut room, batch);
                 }
@@ -334,6 +336,7 @@ impl Relay {
             in_transaction,
             ..
         } = self;
+        let (presence, partitions_of) = (&*presence, &*partitions_of);
         let of = partition.of_tier();
         let Partition {
             topic, waiting, acts, ..
@@ -387,12 +390,12 @@ impl Relay {
                             ready.extend(may(request, &waiting).then_some((waiting, true)));
                         }
                         Err(failure) => {
-                            acting.mark((assignment, &of), acts, offset, State::Gone, &failure.message)
+                            acting.mark((assignment, &of), acts, offset, State::Gone, &failure.message);
                         }
                     }
                 }
                 Found::Deleted | Found::Compacted => {
-                    acting.mark((assignment, &of), acts, offset, State::Gone, "")
+                    acting.mark((assignment, &of), acts, offset, State::Gone, "");
                 }
                 // The broker has not got there yet, or the lane is about to notice that the topic is another one.
                 Found::Unknown => {}
@@ -590,7 +593,7 @@ fn outcomes(
     now: Timestamp,
 ) -> Vec<Output> {
     let mut outputs = Vec::with_capacity(marks.len() + 1);
-    let mut by_request: BTreeMap<&String, Vec<&Mark>> = BTreeMap::new();
+    let mut by_request: BTreeMap<&str, Vec<&Mark>> = BTreeMap::new();
     for mark in marks {
         let written = mark.written.as_ref().and_then(|(index, topic)| {
             let (partition, offset) = delivered.get(*index).copied().flatten()?;
@@ -601,7 +604,7 @@ fn outcomes(
             })
         });
         let done = Done {
-            request: mark.request.id().clone(),
+            request: mark.request.id().to_owned(),
             state: mark.state,
             written,
             problem: mark.problem.clone(),
@@ -623,7 +626,7 @@ fn outcomes(
             .iter()
             .map(|mark| format!("{}/{}/{}", mark.of.topic, mark.of.partition, mark.offset));
         let entry = AuditEntry {
-            target: request.id().clone(),
+            target: request.id().to_owned(),
             reason: request.reason().to_owned(),
             count: marks.len() as u64,
             ids: ids.collect(),

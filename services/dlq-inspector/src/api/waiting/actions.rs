@@ -8,6 +8,7 @@ use bytes::Bytes;
 use redeliver_core::pipeline::parse_retry_topic;
 use redeliver_core::{HumanDuration, Pipeline, Position};
 use redeliver_kafka::lookup::StoredRecord;
+use redeliver_kafka::reader::ReadError;
 use redeliver_proto::convert::to_timestamp;
 use redeliver_proto::error::{invalid, reasons, status};
 use redeliver_proto::{Message as _, v1};
@@ -113,7 +114,7 @@ impl Api {
         if let Some(known) = self.actions()?.request(&id)
             && !request.dry_run
         {
-            let is_same = known.record().request_hash == hash && known.by() == *viewer.name();
+            let is_same = known.record().request_hash == hash && known.record().by == viewer.name().as_str();
             return is_same
                 .then(|| self.outcomes_of(viewer, known))
                 .ok_or_else(id_used)?;
@@ -230,7 +231,7 @@ impl Api {
         let count = |number: usize| u32::try_from(number).unwrap_or(u32::MAX);
         let record = request.record();
         Ok(v1::WaitingActions {
-            request_id: request.id().clone(),
+            request_id: request.id().to_owned(),
             action: record.action,
             by: record.by.clone(),
             reason: record.reason.clone(),
@@ -367,7 +368,8 @@ impl Api {
             .collect();
         let (wanted, topics): (Vec<_>, Vec<_>) = (wanted.into_iter().collect(), topics.into_iter().collect());
         let scans = self.scans.clone();
-        let looked_up = blocking(move || Ok((scans.passed(&topics)?, scans.ends(&wanted)?))).await?;
+        let looked_up =
+            blocking(move || Ok::<_, ReadError>((scans.passed(&topics)?, scans.ends(&wanted)?))).await?;
         let (passed, ends) = looked_up.map_err(|error| scan_failed(&error))?;
         let mut partitions: BTreeMap<(Arc<str>, i32), v1::WaitingPartition> = BTreeMap::new();
         for position in positions {
@@ -404,7 +406,7 @@ fn outcome(
         ..v1::WaitingActed::default()
     };
     match actions.done(partition, offset) {
-        Some(done) if done.request_id == *request.id() => {
+        Some(done) if done.request_id == request.id() => {
             acted.state = done.state;
             acted.written.clone_from(&done.written);
             acted.problem.clone_from(&done.problem);
