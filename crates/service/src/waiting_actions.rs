@@ -218,7 +218,7 @@ impl WaitingActions {
 impl State for WaitingActions {
     type Document = Request;
 
-    const TOPIC: &'static str = "topic of actions on waiting records";
+    const TOPIC: &'static str = "actions topic";
     const NAME: &'static str = "waiting_actions";
     // A tier that does not know what was acted on would write it again.
     const IS_OPTIONAL: bool = false;
@@ -308,14 +308,38 @@ impl Actions {
 }
 
 impl Host {
-    /// Follows the actions on waiting records, and waits until they were read; `None` if the process shuts down before that. Call it once, after
-    /// [`Host::ensure_topics`].
+    /// The actions on waiting records. The first call follows their topic and waits until it was read; `None` if the process shuts down before
+    /// that. Call it after [`Host::ensure_topics`].
     ///
     /// # Errors
     /// When a thread or the watch of the topics cannot be started.
     pub async fn waiting_actions(&mut self) -> io::Result<Option<Actions>> {
+        let actions = match self.shared() {
+            Some(actions) => actions,
+            None => {
+                let replica = self.follow(&self.config.waiting_actions_topic())?;
+                self.add_waiting_actions(replica)
+            }
+        };
+        let is_known = actions.replica.wait_known(self.tasks.shutdown()).await;
+        Ok(is_known.then_some(actions))
+    }
+
+    /// The same for a process without tiers: it does not wait for the topic, and is ready without it.
+    ///
+    /// # Errors
+    /// See [`Host::waiting_actions`].
+    pub fn waiting_actions_aside(&mut self) -> io::Result<Replica<WaitingActions>> {
+        if let Some(Actions { replica, .. }) = self.shared() {
+            return Ok(replica);
+        }
+        let replica = self.follow_aside(&self.config.waiting_actions_topic())?;
+        Ok(self.add_waiting_actions(replica).replica)
+    }
+
+    fn add_waiting_actions(&mut self, replica: Replica<WaitingActions>) -> Actions {
         let actions = Actions {
-            replica: self.follow(&self.config.waiting_actions_topic())?,
+            replica,
             wakers: Arc::default(),
         };
         let (mut changes, wakers) = (actions.replica.changes(), actions.wakers.clone());
@@ -326,8 +350,7 @@ impl Host {
             }
             Ok::<(), Infallible>(())
         });
-        let is_known = actions.replica.wait_known(self.tasks.shutdown()).await;
-        Ok(is_known.then_some(actions))
+        self.share(actions)
     }
 }
 

@@ -258,7 +258,7 @@ pub fn mount(host: &mut Host, config: DlqInspectorConfig, listener: Listener) ->
     let destinations = Arc::new(redrive::start::destinations(host, &config));
     let surveyor = Surveyor::new(&host.kafka)?;
     let actions_topic = host.config.waiting_actions_topic();
-    let actions = host.follow_aside(&actions_topic)?;
+    let actions = host.waiting_actions_aside()?;
     let scans = Scans::new(&host.config, &host.kafka, surveyor.clone(), actions.clone());
     let outcomes = JobOutcomes::new(&host.config, &host.kafka, config.max_job_outcomes);
     if outcomes.is_enabled() {
