@@ -160,7 +160,7 @@ fn single_records_are_acted_on_once() {
     let [near, far] = [world.id(1), world.id(90)];
     let shown = world.run(0, &["show", &far]);
     assert_eq!(shown["record"]["attempts"], 1);
-    assert_eq!(shown["contents"]["position"], far.as_str());
+    assert_eq!(shown["contents"]["id"], far.as_str());
     let request = world.request("r");
     let retry = [
         "retry",
