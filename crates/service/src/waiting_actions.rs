@@ -195,7 +195,7 @@ impl WaitingActions {
         if let Some(before) = self.table.get(id).cloned() {
             for (partition, _) in before.partitions() {
                 self.update(partition, |actions| {
-                    actions.pending.retain(|_, pending| pending.id() != id)
+                    actions.pending.retain(|_, pending| pending.id() != id);
                 });
             }
         }
