@@ -12,7 +12,7 @@ use redeliver_kafka::{AssignmentId, KafkaSettings, Waker};
 use tokio_util::sync::CancellationToken;
 
 /// The maximum size of the records of an answer, in bytes. One record may exceed it.
-const BYTES: usize = 8 << 20;
+const BYTES: usize = 2 << 20;
 const TIMEOUT: Duration = Duration::from_secs(10);
 /// A client that is not used for this long is dropped, so that it does not outlive its credentials.
 const IDLE: Duration = Duration::from_secs(5);
