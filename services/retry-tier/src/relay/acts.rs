@@ -285,6 +285,9 @@ impl Relay {
 
     /// Acts on records. Other records have most of the transaction. Returns the size of what it writes.
     pub(super) fn act(&mut self, now: Timestamp, limit: usize, batch: &mut TransactionBatch) -> usize {
+        if self.acting.seen.as_ref().is_none_or(|seen| seen.is_empty()) {
+            return 0;
+        }
         let context = &self.acting.context;
         let topics = [&context.topic, context.audit.topic()];
         if topics
