@@ -5,8 +5,9 @@ use std::time::Duration;
 use redeliver_core::JobId;
 use redeliver_proto::v1::waiting_service_client::WaitingServiceClient;
 use redeliver_proto::v1::{
-    GetJobOutcomesRequest, GetWaitingStatsRequest, JobOutcome, JobOutcomeState, ListWaitingRequest,
-    PipelineTrace, ScanProgress, TraceRecordRequest, WaitingRecords, WaitingStats,
+    ActOnWaitingRecordsRequest, GetJobOutcomesRequest, GetWaitingActionsRequest, GetWaitingRecordRequest,
+    GetWaitingStatsRequest, JobOutcome, JobOutcomeState, ListWaitingRequest, PipelineTrace, Position, ScanProgress,
+    TraceRecordRequest, WaitingActions, WaitingRecordContents, WaitingRecords, WaitingStats,
     get_waiting_stats_response, list_waiting_response, trace_record_response,
 };
 use tonic::Streaming;
@@ -19,7 +20,7 @@ use crate::error::ClientError;
 const STREAM_TIMEOUT: Duration = Duration::from_secs(60);
 
 client! {
-    /// Lists and counts waiting records, and traces records. Clones share one connection.
+    /// Lists and counts waiting records, acts on single ones, and traces records. Clones share one connection.
     ///
     /// The inspector reads topics for each call, which can take minutes. The functions call `progress` meanwhile.
     WaitingClient(WaitingServiceClient);
@@ -123,6 +124,39 @@ impl WaitingClient {
             outcomes.push(unknown_outcome(reason));
         }
         Ok(outcomes)
+    }
+
+    /// A record that waits in a tier, with its contents.
+    ///
+    /// # Errors
+    /// If it does not wait there any more, the inspector or Kafka is unavailable, or the request is refused.
+    pub async fn record(&self, position: Position) -> Result<WaitingRecordContents, ClientError> {
+        let request = GetWaitingRecordRequest {
+            position: Some(position),
+        };
+        let answer = self.service.clone().get_waiting_record(request).await;
+        self.answer(answer).await
+    }
+
+    /// Asks tiers to act on records. Safe to repeat with the same request id.
+    ///
+    /// # Errors
+    /// If the inspector or Kafka is unavailable, or the request is refused.
+    pub async fn act(&self, request: ActOnWaitingRecordsRequest) -> Result<WaitingActions, ClientError> {
+        let answer = self.service.clone().act_on_waiting_records(request).await;
+        self.answer(answer).await
+    }
+
+    /// What has become of a request.
+    ///
+    /// # Errors
+    /// If it is unknown, the inspector is unavailable, or the request is refused.
+    pub async fn actions(&self, request_id: &str) -> Result<WaitingActions, ClientError> {
+        let request = GetWaitingActionsRequest {
+            request_id: request_id.to_owned(),
+        };
+        let answer = self.service.clone().get_waiting_actions(request).await;
+        self.answer(answer).await
     }
 
     /// Waits for the answer of a scan.

@@ -99,6 +99,9 @@ pub trait Processor {
     /// The lane reads the partition of this assignment from this offset on. Called after [`Processor::assigned`].
     fn starts_at(&mut self, _assignment: AssignmentId, _offset: i64) {}
 
+    /// Some records before this offset may be completed, and are not read again; none from it on. Called after [`Processor::starts_at`].
+    fn completed_to(&mut self, _assignment: AssignmentId, _offset: i64) {}
+
     /// The topic of this assignment; `None` if it is not known. A topic that was created again has another id, and its partitions other
     /// assignments. Called after [`Processor::assigned`].
     fn reads_topic(&mut self, _assignment: AssignmentId, _topic: Option<TopicId>) {}

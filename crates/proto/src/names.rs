@@ -45,6 +45,8 @@ names! {
     SchemaFormat: "SCHEMA_FORMAT_", None, "_";
     TraceEvent: "TRACE_EVENT_", Some("other"), "_";
     TraceOutcome: "TRACE_OUTCOME_", Some("unknown"), "_";
+    WaitingActionState: "WAITING_ACTION_STATE_", Some("pending"), "_";
+    WaitingAction: "WAITING_ACTION_", None, "_";
     WaitingOrder: "WAITING_ORDER_", Some("due"), "_";
 }
 

@@ -84,6 +84,16 @@ pub enum Action {
     DiscardDeadLetters,
     /// Discarded dead letters are open again.
     RestoreDeadLetters,
+    /// An action on waiting records was requested.
+    ActOnWaiting,
+    /// Waiting records were retried before they were due.
+    RetryWaiting,
+    /// Waiting records became dead letters.
+    BuryWaiting,
+    /// Waiting records were edited.
+    EditWaiting,
+    /// A waiting record was sent to a caller.
+    GetWaitingRecord,
     /// A dead letter was sent to a caller.
     GetDeadLetter,
     /// A page of dead letters was sent to a caller.
@@ -152,6 +162,11 @@ impl Action {
             Self::RedriveDeadLetters => "dead-letters.redrive",
             Self::DiscardDeadLetters => "dead-letters.discard",
             Self::RestoreDeadLetters => "dead-letters.restore",
+            Self::ActOnWaiting => "waiting.act",
+            Self::RetryWaiting => "waiting.retry",
+            Self::BuryWaiting => "waiting.dead",
+            Self::EditWaiting => "waiting.edit",
+            Self::GetWaitingRecord => "waiting.get",
             Self::GetDeadLetter => "dead-letters.get",
             Self::ListDeadLetters => "dead-letters.list",
             Self::WatchDeadLetters => "dead-letters.watch",

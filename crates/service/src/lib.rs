@@ -23,6 +23,8 @@
 //! | [`login`] | tokens with which Kafka clients log in |
 //! | `credentials` | certificates and passwords in files with which Kafka clients authenticate |
 //! | [`metrics`] | metrics and readiness of lanes |
+//! | [`edit`] | edits of records |
+//! | [`waiting_actions`] | actions on single records that wait in tiers |
 //! | [`due`] | what is due: the metrics by which services are scaled |
 //! | `clock` | the guarded clock of the process |
 //! | `huge_pages` | large pages of memory, which services do not use |
@@ -34,6 +36,7 @@ mod clock;
 pub mod control;
 pub(crate) mod credentials;
 pub mod due;
+pub mod edit;
 pub mod groups;
 pub mod grpc;
 pub mod host;
@@ -54,6 +57,7 @@ mod request_span;
 pub mod status;
 pub mod topics;
 mod totals;
+pub mod waiting_actions;
 
 use std::process::ExitCode;
 use std::time::Instant;

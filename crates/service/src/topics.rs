@@ -20,7 +20,9 @@ use redeliver_runtime::health::Part;
 use tokio_util::sync::CancellationToken;
 
 use crate::groups::{self, FindError, PrefixChanged};
-pub use configured::{of_all, of_audit, of_control, of_pipelines, of_scheduler, pipelines, topic_settings};
+pub use configured::{
+    of_all, of_audit, of_control, of_pipelines, of_scheduler, of_waiting_actions, pipelines, topic_settings,
+};
 
 /// Why the topics cannot be used.
 #[derive(Debug, thiserror::Error)]

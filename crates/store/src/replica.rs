@@ -187,7 +187,10 @@ impl<S: State> Replica<S> {
     pub fn fixed(state: Option<S>) -> (Self, watch::Sender<Option<Arc<S>>>) {
         let (replica, sender, _) = Self::new();
         sender.send_replace(state.map(Arc::new));
-        replica.progress.succeeded(Instant::now(), None);
+        // It never gets old.
+        replica
+            .progress
+            .succeeded(Instant::now() + CONTINUES_WITHIN, None);
         (replica, sender)
     }
 
@@ -221,6 +224,17 @@ impl<S: State> Replica<S> {
     #[must_use]
     pub fn problem(&self, max_age: Duration) -> Option<Arc<str>> {
         self.progress.problem(Instant::now().checked_sub(max_age))
+    }
+
+    /// Whether [`Replica::state`] contains everything that was committed before this time. If not, has the topic read at once. Does not block.
+    #[must_use]
+    pub fn is_read_since(&self, time: Instant) -> bool {
+        let is_read = self.progress.problem(Some(time)).is_none();
+        if !is_read {
+            // Full: the follower is about to look.
+            let _ = self.wake.try_send(());
+        }
+        is_read
     }
 
     /// Waits until the topic was read to its end. The result is false if the process shuts down before that.

@@ -61,6 +61,7 @@ use crate::shared::SharedState;
 use crate::waiting::scans::Scans;
 
 pub(crate) use redrives::Redrives;
+pub(crate) use waiting::ActionRequests;
 pub(crate) use watch::SEND_TIMEOUT;
 
 /// Maximum number of retention times of the topics of a filter on `expires_at`: each is an alternative in the query.
@@ -91,6 +92,7 @@ pub(crate) struct Api {
     pub(crate) shared: Arc<SharedState>,
     pub(crate) groups: Groups,
     pub(crate) redrives: Redrives,
+    pub(crate) requests: ActionRequests,
     pub(crate) overviews: Overviews,
     pub(crate) kafka: KafkaSettings,
     pub(crate) clock: Arc<dyn Clock>,
@@ -136,6 +138,7 @@ impl Api {
         shared: Arc<SharedState>,
         groups: Groups,
         redrives: Redrives,
+        requests: ActionRequests,
         overviews: Overviews,
         kafka: KafkaSettings,
         clock: Arc<dyn Clock>,
@@ -157,6 +160,7 @@ impl Api {
             shared,
             groups,
             redrives,
+            requests,
             overviews,
             kafka,
             clock,

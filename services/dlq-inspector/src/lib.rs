@@ -86,12 +86,13 @@ use redeliver_service::host::api_tls;
 use redeliver_service::identity::Authenticator;
 use redeliver_service::installation::Installation;
 use redeliver_service::limit_metrics::LimitMetrics;
-use redeliver_service::topics::{of_audit, of_control, topic_settings, warn_about};
+use redeliver_service::topics::{of_audit, of_control, of_waiting_actions, topic_settings, warn_about};
+use redeliver_service::waiting_actions;
 use redeliver_store::Writer;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-use crate::api::{Api, Groups, Redrives};
+use crate::api::{ActionRequests, Api, Groups, Redrives};
 use crate::audit::Audit;
 pub use crate::config::{
     DlqInspectorConfig, MaskingRule, PipelineAuditConfig, RedriveConfig, Sections, WebhookConfig,
@@ -135,7 +136,8 @@ pub fn check(config: &ProgramConfig<Sections>) -> Result<(), ConfigError> {
     Authenticator::check(SECTION, &api)
 }
 
-/// The topics that the inspector needs apart from dead-letter topics: the ledger, the states of groups, and the redrives.
+/// The topics that the inspector needs apart from dead-letter topics: the ledger, the states of groups, the redrives, and the actions on
+/// waiting records.
 #[must_use]
 pub fn topics(config: &Config, redrive: &RedriveConfig) -> TopologySpec {
     let settings = topic_settings(config);
@@ -145,6 +147,7 @@ pub fn topics(config: &Config, redrive: &RedriveConfig) -> TopologySpec {
         TopicSpec::of_one_partition(group_states::TOPIC, Role::Documents, states, &settings),
         TopicSpec::of_one_partition(redrive.topic(&config.kafka), Role::Progress, redrives, &settings),
     ])
+    .join(of_waiting_actions(config))
 }
 
 /// Runs the service until shutdown.
@@ -254,7 +257,9 @@ pub fn mount(host: &mut Host, config: DlqInspectorConfig, listener: Listener) ->
     };
     let destinations = Arc::new(redrive::start::destinations(host, &config));
     let surveyor = Surveyor::new(&host.kafka)?;
-    let scans = Scans::new(&host.config, &host.kafka, surveyor.clone());
+    let actions_topic = host.config.waiting_actions_topic();
+    let actions = host.waiting_actions_aside()?;
+    let scans = Scans::new(&host.config, &host.kafka, surveyor.clone(), actions.clone());
     let outcomes = JobOutcomes::new(
         &host.config,
         &host.kafka,
@@ -280,6 +285,7 @@ pub fn mount(host: &mut Host, config: DlqInspectorConfig, listener: Listener) ->
         patterns: Patterns::new(&config.topics).without([
             host.config.audit_topic(),
             host.config.control_topic(),
+            actions_topic.clone(),
             redrives_topic.clone(),
         ]),
         surveyor: surveyor.clone(),
@@ -383,12 +389,22 @@ pub fn mount(host: &mut Host, config: DlqInspectorConfig, listener: Listener) ->
                 &redrives_topic,
                 jobs.clone(),
             ),
-            audit: audit_log,
+            audit: audit_log.clone(),
             jobs,
             destinations,
             surveyor: redrive_surveyor,
             topic: redrives_topic.as_str().into(),
             accepts_edits: config.redrive.edit,
+        },
+        ActionRequests {
+            writer: Writer::new(
+                &host.kafka,
+                &waiting_actions::transactional_id(&actions_topic),
+                &actions_topic,
+                actions.clone(),
+            ),
+            audit: audit_log,
+            replica: actions,
         },
         overviews,
         host.kafka.clone(),

@@ -35,8 +35,9 @@ use crate::output::{Column, Format, Json, OutputArgs, Text as _, object, print_a
 use crate::pages::{Pages, read_pages};
 use crate::times::{check_range, past};
 use completeness::CompleteArgs;
-pub(crate) use completeness::problem;
-use show::{as_json, as_text};
+pub(crate) use completeness::{EXIT_INCOMPLETE, problem};
+pub(crate) use edit::{ContentArgs, seen};
+pub(crate) use show::{as_json, as_text};
 
 #[derive(Args)]
 pub(crate) struct DlqArgs {

@@ -1,18 +1,20 @@
 //! `redeliver waiting`: the failed records that wait for their next attempt, from the inspector.
 
+mod act;
+
 use std::process::ExitCode;
 
 use clap::{Args, Subcommand, ValueEnum};
 use redeliver_client::convert::{time, to_duration};
 use redeliver_client::messages::{
-    GetWaitingStatsRequest, ListWaitingRequest, ScanProgress, WaitingCounts, WaitingCoverage, WaitingFilter,
-    WaitingOrder, WaitingPlace, WaitingRecord,
+    GetWaitingStatsRequest, ListWaitingRequest, ScanProgress, WaitingAction, WaitingCounts, WaitingCoverage,
+    WaitingFilter, WaitingOrder, WaitingPlace, WaitingRecord,
 };
 use redeliver_client::{ClientError, Timestamp, WaitingClient};
 use redeliver_core::HumanDuration;
 use serde_json::json;
 
-use crate::connection::CliError;
+use crate::connection::{CliError, connect_to_change};
 use crate::dlq::{InspectorArgs, with_inspector};
 use crate::output::{
     Column, Format, Json, OutputArgs, Text as _, due, object, print_items, print_json, rounded,
@@ -35,6 +37,25 @@ enum Verb {
     Ls(ListArgs),
     /// Count waiting records by pipeline and place
     Stats(StatsArgs),
+    /// Show a record that waits in a tier, with its headers and its payload
+    Show(act::ShowArgs),
+    /// Retry records of tiers now
+    #[command(
+        after_help = "Examples:\n  redeliver waiting retry orders-retry-1m/3/17 --reason INC-17\n  redeliver waiting retry --matching --pipeline orders --error-code http.503 --yes\n\nExit status: 3 if a record was not retried"
+    )]
+    Retry(act::ActArgs),
+    /// Move records of tiers to the dead letters
+    #[command(
+        after_help = "Examples:\n  redeliver waiting dead orders-retry-1m/3/17 --reason 'cancelled by customer'\n\nExit status: 3 if a record was not moved"
+    )]
+    Dead(act::ActArgs),
+    /// Change value, key or headers of a record of a tier; it is due at the same time
+    #[command(
+        after_help = "Examples:\n  redeliver waiting edit orders-retry-1m/3/17 --header tenant=acme --reason INC-17\n\nExit status: 3 if the record was not edited"
+    )]
+    Edit(act::EditArgs),
+    /// Show what has become of a request to retry, move or edit records
+    Actions(act::ActionsArgs),
 }
 
 #[derive(Args)]
@@ -167,13 +188,29 @@ pub(crate) fn main(args: &WaitingArgs) -> ExitCode {
     let inspector = match &args.verb {
         Verb::Ls(args) => &args.inspector,
         Verb::Stats(args) => &args.inspector,
+        Verb::Show(args) => &args.inspector,
+        Verb::Retry(args) | Verb::Dead(args) => args.inspector(),
+        Verb::Edit(args) => args.inspector(),
+        Verb::Actions(args) => &args.inspector,
     };
-    with_inspector(inspector, None, async |endpoint, service| {
-        let client = WaitingClient::connect(endpoint).await;
-        let client = client.map_err(|error| service.failure(error))?;
+    let reason = match &args.verb {
+        Verb::Show(args) => args.reason.as_deref(),
+        _ => None,
+    };
+    with_inspector(inspector, reason, async |endpoint, service| {
+        let connection = match &args.verb {
+            Verb::Retry(_) | Verb::Dead(_) | Verb::Edit(_) => connect_to_change(endpoint, service).await?,
+            _ => endpoint.connect().await.map_err(|error| service.failure(error))?,
+        };
+        let client = WaitingClient::new(&connection);
         match &args.verb {
             Verb::Ls(args) => list(&client, args).await,
             Verb::Stats(args) => stats(&client, args).await,
+            Verb::Show(args) => act::show(&client, args).await,
+            Verb::Retry(args) => act::act(&client, args, WaitingAction::Retry).await,
+            Verb::Dead(args) => act::act(&client, args, WaitingAction::Dead).await,
+            Verb::Edit(args) => act::edit(&client, args).await,
+            Verb::Actions(args) => act::actions(&client, args).await,
         }
     })
 }

@@ -1,18 +1,23 @@
 //! Builds the lanes of tiers, including leftover ones.
 
+use std::convert::Infallible;
 use std::io;
 use std::sync::Arc;
+use std::sync::mpsc::Sender;
 
 use redeliver_core::{Clock, HumanDuration, pipeline};
 use redeliver_kafka::{KafkaSettings, Prefetch, TopicState, TopicWatch, Waker};
 use redeliver_runtime::Config;
+use redeliver_service::audit::AuditLog;
 use redeliver_service::control::Control;
 use redeliver_service::host::{Host, NewLane, lane_spec};
 use redeliver_service::metrics::Serves;
+use redeliver_service::waiting_actions::Actions;
 
 use crate::config::RetryTierConfig;
+use crate::lookups::{Lookups, Question};
 use crate::metrics::TierFamilies;
-use crate::relay::{LookAhead, Relay, RelayContext, ServedPipeline};
+use crate::relay::{ActionContext, LookAhead, Relay, RelayContext, ServedPipeline};
 
 /// What the lanes of all tiers share.
 pub(crate) struct TierLanes {
@@ -23,13 +28,25 @@ pub(crate) struct TierLanes {
     families: TierFamilies,
     topic_watch: TopicWatch,
     control: Control,
+    actions: Actions,
+    lookups: Sender<(Question, Waker)>,
 }
 
 impl TierLanes {
     /// # Errors
     /// See [`Host::topic_watch`].
-    pub(crate) fn new(host: &mut Host, settings: &RetryTierConfig, control: Control) -> io::Result<Self> {
+    pub(crate) fn new(
+        host: &mut Host,
+        settings: &RetryTierConfig,
+        control: Control,
+        actions: Actions,
+    ) -> io::Result<Self> {
         let config = host.config.clone();
+        let (answering, lookups) = Lookups::new(host.kafka.clone(), host.tasks.shutdown().clone());
+        host.tasks.spawn_thread("waiting-lookups", move || {
+            answering.run();
+            Ok::<(), Infallible>(())
+        })?;
         let families = TierFamilies::register(&mut host.registry(), host.clock.clone());
         Ok(Self {
             look_ahead: LookAhead {
@@ -44,6 +61,8 @@ impl TierLanes {
             families,
             topic_watch: host.topic_watch()?,
             control,
+            actions,
+            lookups,
             config,
         })
     }
@@ -58,6 +77,14 @@ impl TierLanes {
         let presence = Box::new({
             let watch = self.topic_watch.clone();
             move |topic: &str| watch.presence(topic)
+        });
+        let waker = Waker::new();
+        let ask = Box::new({
+            let (lookups, waker) = (self.lookups.clone(), waker.clone());
+            move |question| {
+                // Fails only when the process shuts down.
+                let _ = lookups.send((question, waker.clone()));
+            }
         });
         let group = pipeline::retry_tier_group(&self.kafka.id_prefix, tier);
         let serves = Serves {
@@ -83,10 +110,16 @@ impl TierLanes {
                         TopicState::Unknown | TopicState::Missing { .. } => None,
                     }
                 }),
+                acting: ActionContext {
+                    actions: self.actions.clone(),
+                    topic: self.config.waiting_actions_topic().into(),
+                    audit: AuditLog::new(&self.config, "retry-tier"),
+                    ask,
+                },
             },
         );
-        let waker = Waker::new();
         self.control.wake(&waker);
+        self.actions.wake(&waker);
         // The lane is woken when one of these topics becomes available or unavailable.
         self.topic_watch.watch(relay.written_topics(), &waker);
         NewLane {

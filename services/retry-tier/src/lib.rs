@@ -8,6 +8,7 @@ mod config;
 mod controls;
 mod lanes;
 mod leftovers;
+mod lookups;
 mod metrics;
 mod relay;
 mod waiting;
@@ -50,19 +51,25 @@ pub async fn run(start: Start, own: Sections) -> anyhow::Result<()> {
     let pipelines = served_pipelines(&host.config, &own.retry_tier);
     let pipelines: Vec<Pipeline> = pipelines.iter().map(|pipeline| (**pipeline).clone()).collect();
     let needed = TopologySpec::for_pipelines(&pipelines, &topic_settings(&host.config));
-    let needed = needed.join(topics::of_control(&host.config));
+    let needed = needed
+        .join(topics::of_control(&host.config))
+        .join(topics::of_waiting_actions(&host.config))
+        .join(topics::of_audit(&host.config));
     host.ensure_topics_of(&pipelines, &needed).await?;
     mount(&mut host, &own.retry_tier).await?;
     Ok(host.run().await?)
 }
 
-/// Adds the lanes of all served tiers to a host, once it has read which of them are paused. Does nothing if the process shuts down
+/// Adds the lanes of all served tiers to a host, once it has read which of them are paused, and what operators want done with single records. Does nothing if the process shuts down
 /// before that.
 ///
 /// # Errors
 /// When the operating system cannot create a thread.
 pub async fn mount(host: &mut Host, settings: &RetryTierConfig) -> anyhow::Result<()> {
     let Some(control) = host.control().await? else {
+        return Ok(());
+    };
+    let Some(actions) = host.waiting_actions().await? else {
         return Ok(());
     };
     let config = host.config.clone();
@@ -93,7 +100,7 @@ pub async fn mount(host: &mut Host, settings: &RetryTierConfig) -> anyhow::Resul
                 .collect()
         }
     });
-    let lanes = TierLanes::new(host, settings, control)?;
+    let lanes = TierLanes::new(host, settings, control, actions)?;
     for tier in tiers {
         let pipelines = with_tier(&pipelines, tier, host);
         if pipelines.is_empty() {

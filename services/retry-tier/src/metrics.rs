@@ -16,6 +16,7 @@ use redeliver_service::metrics::{LaneLabels, ServesLabels, seconds};
 pub(crate) struct TierFamilies {
     released: Family<ServesLabels, Counter>,
     released_early: Family<ServesLabels, Counter>,
+    acted: Family<ServesLabels, Counter>,
     paused: Family<ServesLabels, Gauge>,
     rejected: Family<ServesLabels, Counter>,
     moved: Family<ServesLabels, Counter>,
@@ -29,6 +30,7 @@ impl TierFamilies {
         let families = Self {
             released: Family::default(),
             released_early: Family::default(),
+            acted: Family::default(),
             paused: Family::default(),
             rejected: Family::default(),
             moved: Family::default(),
@@ -45,6 +47,11 @@ impl TierFamilies {
             "tier_released_early",
             "Records released early by an operator",
             families.released_early.clone(),
+        );
+        registry.register(
+            "tier_acted",
+            "Single records that an operator has retried, buried or edited",
+            families.acted.clone(),
         );
         registry.register(
             "tier_paused",
@@ -80,6 +87,7 @@ impl TierFamilies {
         TierMetrics {
             released: self.released.get_or_create(&label).clone(),
             released_early: self.released_early.get_or_create(&label).clone(),
+            acted: self.acted.get_or_create(&label).clone(),
             paused: self.paused.get_or_create(&label).clone(),
             rejected: self.rejected.get_or_create(&label).clone(),
             moved: self.moved.get_or_create(&label).clone(),
@@ -101,6 +109,7 @@ impl TierFamilies {
 pub(crate) struct TierMetrics {
     pub(crate) released: Counter,
     pub(crate) released_early: Counter,
+    pub(crate) acted: Counter,
     pub(crate) paused: Gauge,
     pub(crate) rejected: Counter,
     pub(crate) moved: Counter,

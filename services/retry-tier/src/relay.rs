@@ -7,6 +7,10 @@
 //!
 //! After a step of the wall clock, nothing is released until the new time is confirmed. Dead letters of malformed records
 //! are written meanwhile.
+//!
+//! What operators want done with single records is in `acts`.
+
+mod acts;
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
@@ -27,6 +31,9 @@ use redeliver_service::due;
 use crate::controls::TierControls;
 use crate::metrics::TierMetrics;
 use crate::waiting::{EarlyRelease, Waiting, WaitingRecords};
+use acts::{Acted, Acting, Acts};
+
+pub(crate) use acts::ActionContext;
 
 /// Limits of the waiting records in memory, per partition.
 #[derive(Clone, Copy, Debug)]
@@ -65,6 +72,7 @@ impl ServedPipeline {
 /// A topic of the tier.
 #[derive(Debug)]
 struct TierTopic {
+    name: Arc<str>,
     /// Its number among the topics of the relay, from 0.
     number: usize,
     served: ServedPipeline,
@@ -85,6 +93,7 @@ pub(crate) struct RelayContext {
     pub(crate) control: Control,
     pub(crate) presence: PresenceOf,
     pub(crate) partitions: PartitionsOf,
+    pub(crate) acting: ActionContext,
 }
 
 /// The relay's [`Processor`].
@@ -106,6 +115,7 @@ pub(crate) struct Relay {
     presence: PresenceOf,
     partitions_of: PartitionsOf,
     log_throttle: LogThrottle,
+    acting: Acting,
     /// In the order of the transaction's outputs; each record has exactly one.
     in_transaction: Vec<InTransaction>,
 }
@@ -125,14 +135,19 @@ struct Partition {
     rejected_bytes: usize,
     /// The last search of a full look-ahead for misplaced records, if it found none.
     last_search: Option<Timestamp>,
+    acts: Acts,
 }
 
 /// A record in the transaction that is being written.
 struct InTransaction {
     topic: Arc<TierTopic>,
+    assignment: AssignmentId,
+    offset: i64,
     completion: Completion,
     /// What the record needs to wait again; `None` if it is replaced by a dead letter.
     waited: Option<Waited>,
+    /// The record itself, if an operator wanted something else than its release.
+    acted: Option<Acted>,
 }
 
 /// What is left of a waiting record besides the content of its output.
@@ -184,6 +199,8 @@ enum Completion {
     Moved,
     /// Replaced by a dead letter.
     Rejected,
+    /// An operator wanted it.
+    Acted,
 }
 
 /// A search reads the whole look-ahead, so it is not repeated in every round of the lane.
@@ -214,6 +231,7 @@ impl Relay {
             control,
             presence,
             partitions,
+            acting,
         } = context;
         let names = pipelines.iter().map(ServedPipeline::name).collect();
         let topics = pipelines.iter().enumerate().map(|(number, served)| {
@@ -221,6 +239,7 @@ impl Relay {
             let tiers = pipeline.policy.tiers().iter();
             let name = served.topic(tier);
             let topic = TierTopic {
+                name: name.clone(),
                 number,
                 served: served.clone(),
                 metrics: metrics(&name),
@@ -242,6 +261,7 @@ impl Relay {
             presence,
             partitions_of: partitions,
             log_throttle: LogThrottle::default(),
+            acting: Acting::new(acting),
             in_transaction: Vec::new(),
         }
     }
@@ -254,6 +274,11 @@ impl Relay {
             topics.push(topic.served.pipeline.dead_letter_topic());
             topics.extend(topic.tier_topics.values().cloned());
         }
+        topics.extend(self.topics());
+        topics.extend([
+            self.acting.context.topic.clone(),
+            self.acting.context.audit.topic().clone(),
+        ]);
         topics
     }
 
@@ -332,9 +357,28 @@ impl Processor for Relay {
                 rejected: VecDeque::new(),
                 rejected_bytes: 0,
                 last_search: None,
+                acts: Acts::new(),
             },
         );
         self.order.push(assignment);
+    }
+
+    fn starts_at(&mut self, assignment: AssignmentId, offset: i64) {
+        if let Some(partition) = self.partitions.get_mut(&assignment) {
+            partition.acts.has_read_to(offset);
+        }
+    }
+
+    fn completed_to(&mut self, assignment: AssignmentId, offset: i64) {
+        if let Some(partition) = self.partitions.get_mut(&assignment) {
+            partition.acts.may_be_completed_to(offset);
+        }
+    }
+
+    fn reached_end(&mut self, assignment: AssignmentId, offset: i64) {
+        if let Some(partition) = self.partitions.get_mut(&assignment) {
+            partition.acts.has_read_to(offset);
+        }
     }
 
     fn reads_topic(&mut self, assignment: AssignmentId, topic: Option<TopicId>) {
@@ -369,6 +413,9 @@ impl Processor for Relay {
         let Some(partition) = self.partitions.get(&assignment) else {
             return 0;
         };
+        if !partition.acts.are_known {
+            return 0;
+        }
         partition.capacity(self.look_ahead)
     }
 
@@ -376,6 +423,9 @@ impl Processor for Relay {
         let Some(partition) = self.partitions.get_mut(&assignment) else {
             return;
         };
+        if partition.acts.skips(record.position.offset) {
+            return;
+        }
         let served = &partition.topic.served;
         // Read once, here: `finish` compares due times only.
         match read_time_lock(served, &mut record, now) {
@@ -402,6 +452,7 @@ impl Processor for Relay {
 
     fn finish(&mut self, of_round: Timestamp, limit: usize, batch: &mut TransactionBatch) {
         self.follow_controls();
+        self.follow_actions();
         // Before records are taken out: they are not released until the transaction is committed.
         self.report_waiting(of_round, &[]);
         // Read again: the time of the round may be from before a step that another lane has seen since.
@@ -413,7 +464,8 @@ impl Processor for Relay {
         );
         self.is_held = confirmed.is_none();
         self.in_transaction.clear();
-        let mut bytes = 0;
+        self.acting.marks.clear();
+        let mut bytes = confirmed.map_or(0, |now| self.act(now, limit, batch));
         let presence = &self.presence;
         let mut unavailable = None;
         let count = self.order.len();
@@ -438,8 +490,11 @@ impl Processor for Relay {
                 batch.completed.push((assignment, offset));
                 self.in_transaction.push(InTransaction {
                     topic: partition.topic.clone(),
+                    assignment,
+                    offset,
                     completion: Completion::Rejected,
                     waited: None,
+                    acted: None,
                 });
             }
             let topic_number = partition.topic.number;
@@ -489,8 +544,11 @@ impl Processor for Relay {
                 };
                 self.in_transaction.push(InTransaction {
                     topic: partition.topic.clone(),
+                    assignment,
+                    offset: waiting.record.position.offset,
                     completion,
                     waited: Some(waited),
+                    acted: None,
                 });
                 bytes += waiting.record.size();
                 trace_wait(self.tier, &waiting, now);
@@ -519,8 +577,11 @@ impl Processor for Relay {
                 for (waiting, topic) in misplaced {
                     self.in_transaction.push(InTransaction {
                         topic: partition.topic.clone(),
+                        assignment,
+                        offset: waiting.record.position.offset,
                         completion: Completion::Moved,
                         waited: Some(Waited::of(&waiting)),
+                        acted: None,
                     });
                     bytes += waiting.record.size();
                     batch.completed.push((assignment, waiting.record.position.offset));
@@ -531,6 +592,7 @@ impl Processor for Relay {
                 }
             }
         }
+        self.complete_skipped(batch);
         self.next = self.next.wrapping_add(1);
         if let Some((topic, found)) = unavailable
             && self.log_throttle.should_log()
@@ -545,38 +607,48 @@ impl Processor for Relay {
     }
 
     fn refused(&mut self, refused: &[Refused], batch: &mut TransactionBatch, now: Timestamp) -> bool {
-        refused.iter().all(|Refused { index, failure }| {
-            let output = &mut batch.outputs[*index];
-            let written = &mut self.in_transaction[*index];
-            let is_letter = matches!(written.completion, Completion::Rejected);
-            if is_letter {
+        let is_replaced = refused.iter().all(|Refused { index, failure }| {
+            // Otherwise, an outcome of an action is refused.
+            let Some(output) = batch.outputs.get_mut(*index) else {
+                return false;
+            };
+            if matches!(self.in_transaction[*index].completion, Completion::Rejected) {
                 return route::strip_payload(output);
             }
-            let (assignment, offset) = batch.completed[*index];
-            let Some(partition) = self.partitions.get(&assignment) else {
+            if self.refuse_acted(*index, output, failure) {
+                return true;
+            }
+            let written = &mut self.in_transaction[*index];
+            let Some(partition) = self.partitions.get(&written.assignment) else {
                 return false;
             };
             let pipeline = &partition.topic.served.pipeline;
             let read_at = Origin {
                 topic: pipeline.tier_topic(self.tier),
                 partition: partition.number,
-                offset,
+                offset: written.offset,
                 timestamp: None,
             };
             route::replace_refused(pipeline, output, read_at, failure, now);
             (written.completion, written.waited) = (Completion::Rejected, None);
             true
-        })
+        });
+        self.set_follow_up(batch, now);
+        is_replaced
     }
 
     fn take_back(&mut self, batch: &mut TransactionBatch) -> bool {
         // What an operator wants by now decides about the records, not what applied when they were taken.
         let outputs = std::mem::take(&mut batch.outputs);
-        let completed = std::mem::take(&mut batch.completed);
-        let records = self.in_transaction.drain(..).zip(outputs).zip(completed);
-        for ((written, output), (assignment, offset)) in records.rev() {
+        batch.completed.clear();
+        let records: Vec<_> = self.in_transaction.drain(..).zip(outputs).collect();
+        for (written, output) in records.into_iter().rev() {
+            if let Some(acted) = written.acted {
+                self.take_back_acted(written.assignment, written.offset, acted);
+                continue;
+            }
             // The next owner of a revoked partition reads its records again.
-            let Some(partition) = self.partitions.get_mut(&assignment) else {
+            let Some(partition) = self.partitions.get_mut(&written.assignment) else {
                 continue;
             };
             if matches!(
@@ -591,10 +663,15 @@ impl Processor for Relay {
                 }
             } else {
                 partition.rejected_bytes += output.size();
-                partition.rejected.push_front((offset, output));
+                partition.rejected.push_front((written.offset, output));
             }
         }
+        self.take_back_marks();
         true
+    }
+
+    fn aborted(&mut self) {
+        self.forget_marks();
     }
 
     fn committed(&mut self, now: Timestamp) {
@@ -621,8 +698,12 @@ impl Processor for Relay {
                 Completion::Rejected => {
                     metrics.rejected.inc();
                 }
+                Completion::Acted => {
+                    metrics.acted.inc();
+                }
             }
         }
+        self.acted();
         self.report_waiting(now, &released);
     }
 

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use redeliver_core::{HumanDuration, Record, Timestamp, mutant};
 
 /// A record that waits for its due time.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Waiting {
     pub(crate) due: Timestamp,
     pub(crate) return_topic: Arc<str>,
@@ -190,6 +190,13 @@ impl WaitingRecords {
         self.set_all(kept);
         self.bytes -= taken_bytes;
         taken
+    }
+
+    /// The offsets of all records.
+    pub(crate) fn offsets(&self) -> impl Iterator<Item = i64> {
+        let stragglers = self.stragglers.iter().map(|straggler| &straggler.0);
+        let all = self.in_order.iter().chain(stragglers);
+        all.map(|waiting| waiting.record.position.offset)
     }
 
     pub(crate) fn len(&self) -> usize {

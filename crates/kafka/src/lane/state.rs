@@ -836,12 +836,18 @@ impl<P: Processor> LaneState<P> {
             let position = position.unwrap_or_else(Committed::start);
             // Without a committed position, the lane reads from the beginning.
             let offset = position.offset.max(0);
+            let completed_to = position
+                .completed
+                .ranges()
+                .last()
+                .map_or(offset, |range| range.end);
             let Some(id) = self.assignments.start(slot, topic_id, position, stored) else {
                 continue;
             };
             self.processor.assigned(id, &topic, partition);
             self.processor.reads_topic(id, topic_id);
             self.processor.starts_at(id, offset);
+            self.processor.completed_to(id, completed_to);
             // Add the fingerprint with the next transaction, so that the topic can be recognised from then on.
             if lacks_fingerprint && topic_id.is_some() && !is_fetched {
                 self.assignments.commit_soon(slot);

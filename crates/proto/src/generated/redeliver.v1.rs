@@ -10373,6 +10373,186 @@ impl WaitingOrder {
         }
     }
 }
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct GetWaitingRecordRequest {
+    #[prost(message, optional, tag = "1")]
+    pub position: ::core::option::Option<Position>,
+}
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct WaitingRecordContents {
+    #[prost(message, optional, tag = "1")]
+    pub record: ::core::option::Option<WaitingRecord>,
+    #[prost(message, optional, tag = "2")]
+    pub contents: ::core::option::Option<DeadLetter>,
+}
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct ActOnWaitingRecordsRequest {
+    #[prost(message, repeated, tag = "1")]
+    pub positions: ::prost::alloc::vec::Vec<Position>,
+    #[prost(message, optional, tag = "2")]
+    pub filter: ::core::option::Option<WaitingFilter>,
+    #[prost(uint32, tag = "3")]
+    pub max_records: u32,
+    #[prost(enumeration = "WaitingAction", tag = "4")]
+    pub action: i32,
+    #[prost(message, optional, tag = "5")]
+    pub edit: ::core::option::Option<RedriveEdit>,
+    #[prost(bytes = "bytes", tag = "6")]
+    pub content_hash: ::prost::bytes::Bytes,
+    #[prost(string, tag = "7")]
+    pub reason: ::prost::alloc::string::String,
+    #[prost(string, tag = "8")]
+    pub request_id: ::prost::alloc::string::String,
+    #[prost(bool, tag = "9")]
+    pub dry_run: bool,
+}
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct GetWaitingActionsRequest {
+    #[prost(string, tag = "1")]
+    pub request_id: ::prost::alloc::string::String,
+}
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct WaitingActions {
+    #[prost(string, tag = "1")]
+    pub request_id: ::prost::alloc::string::String,
+    #[prost(enumeration = "WaitingAction", tag = "2")]
+    pub action: i32,
+    #[prost(string, tag = "3")]
+    pub by: ::prost::alloc::string::String,
+    #[prost(string, tag = "4")]
+    pub reason: ::prost::alloc::string::String,
+    #[prost(message, optional, tag = "5")]
+    pub time: ::core::option::Option<::prost_types::Timestamp>,
+    #[prost(uint32, tag = "6")]
+    pub records: u32,
+    #[prost(uint32, tag = "7")]
+    pub pending: u32,
+    #[prost(uint64, tag = "8")]
+    pub matching: u64,
+    #[prost(message, repeated, tag = "9")]
+    pub acted: ::prost::alloc::vec::Vec<WaitingActed>,
+}
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct WaitingActed {
+    #[prost(message, optional, tag = "1")]
+    pub position: ::core::option::Option<Position>,
+    #[prost(enumeration = "WaitingActionState", tag = "2")]
+    pub state: i32,
+    #[prost(message, optional, tag = "3")]
+    pub written: ::core::option::Option<Position>,
+    #[prost(string, tag = "4")]
+    pub problem: ::prost::alloc::string::String,
+    #[prost(message, optional, tag = "5")]
+    pub time: ::core::option::Option<::prost_types::Timestamp>,
+}
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct WaitingRequestRecord {
+    #[prost(bytes = "bytes", tag = "1")]
+    pub change_id: ::prost::bytes::Bytes,
+    #[prost(enumeration = "WaitingAction", tag = "2")]
+    pub action: i32,
+    #[prost(message, optional, tag = "3")]
+    pub edit: ::core::option::Option<RedriveEdit>,
+    #[prost(string, tag = "4")]
+    pub by: ::prost::alloc::string::String,
+    #[prost(string, tag = "5")]
+    pub reason: ::prost::alloc::string::String,
+    #[prost(message, optional, tag = "6")]
+    pub at: ::core::option::Option<::prost_types::Timestamp>,
+    #[prost(message, repeated, tag = "7")]
+    pub partitions: ::prost::alloc::vec::Vec<WaitingPartition>,
+    #[prost(bytes = "bytes", tag = "8")]
+    pub request_hash: ::prost::bytes::Bytes,
+}
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct WaitingPartition {
+    #[prost(string, tag = "1")]
+    pub topic: ::prost::alloc::string::String,
+    #[prost(bytes = "bytes", tag = "2")]
+    pub topic_id: ::prost::bytes::Bytes,
+    #[prost(int32, tag = "3")]
+    pub partition: i32,
+    #[prost(int64, repeated, tag = "4")]
+    pub offsets: ::prost::alloc::vec::Vec<i64>,
+}
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct WaitingDone {
+    #[prost(string, tag = "1")]
+    pub request_id: ::prost::alloc::string::String,
+    #[prost(enumeration = "WaitingActionState", tag = "2")]
+    pub state: i32,
+    #[prost(message, optional, tag = "3")]
+    pub written: ::core::option::Option<Position>,
+    #[prost(string, tag = "4")]
+    pub problem: ::prost::alloc::string::String,
+    #[prost(message, optional, tag = "5")]
+    pub time: ::core::option::Option<::prost_types::Timestamp>,
+    #[prost(bool, tag = "6")]
+    pub moved: bool,
+}
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, ::prost::Enumeration)]
+#[repr(i32)]
+pub enum WaitingAction {
+    Unspecified = 0,
+    Retry = 1,
+    Dead = 2,
+    Edit = 3,
+}
+impl WaitingAction {
+    pub fn as_str_name(&self) -> &'static str {
+        match self {
+            Self::Unspecified => "WAITING_ACTION_UNSPECIFIED",
+            Self::Retry => "WAITING_ACTION_RETRY",
+            Self::Dead => "WAITING_ACTION_DEAD",
+            Self::Edit => "WAITING_ACTION_EDIT",
+        }
+    }
+    pub fn from_str_name(value: &str) -> ::core::option::Option<Self> {
+        match value {
+            "WAITING_ACTION_UNSPECIFIED" => Some(Self::Unspecified),
+            "WAITING_ACTION_RETRY" => Some(Self::Retry),
+            "WAITING_ACTION_DEAD" => Some(Self::Dead),
+            "WAITING_ACTION_EDIT" => Some(Self::Edit),
+            _ => None,
+        }
+    }
+}
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, ::prost::Enumeration)]
+#[repr(i32)]
+pub enum WaitingActionState {
+    Unspecified = 0,
+    Retried = 1,
+    Dead = 2,
+    Edited = 3,
+    Gone = 4,
+    Void = 5,
+    Refused = 6,
+}
+impl WaitingActionState {
+    pub fn as_str_name(&self) -> &'static str {
+        match self {
+            Self::Unspecified => "WAITING_ACTION_STATE_UNSPECIFIED",
+            Self::Retried => "WAITING_ACTION_STATE_RETRIED",
+            Self::Dead => "WAITING_ACTION_STATE_DEAD",
+            Self::Edited => "WAITING_ACTION_STATE_EDITED",
+            Self::Gone => "WAITING_ACTION_STATE_GONE",
+            Self::Void => "WAITING_ACTION_STATE_VOID",
+            Self::Refused => "WAITING_ACTION_STATE_REFUSED",
+        }
+    }
+    pub fn from_str_name(value: &str) -> ::core::option::Option<Self> {
+        match value {
+            "WAITING_ACTION_STATE_UNSPECIFIED" => Some(Self::Unspecified),
+            "WAITING_ACTION_STATE_RETRIED" => Some(Self::Retried),
+            "WAITING_ACTION_STATE_DEAD" => Some(Self::Dead),
+            "WAITING_ACTION_STATE_EDITED" => Some(Self::Edited),
+            "WAITING_ACTION_STATE_GONE" => Some(Self::Gone),
+            "WAITING_ACTION_STATE_VOID" => Some(Self::Void),
+            "WAITING_ACTION_STATE_REFUSED" => Some(Self::Refused),
+            _ => None,
+        }
+    }
+}
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, ::prost::Enumeration)]
 #[repr(i32)]
 pub enum TraceOutcome {
@@ -10739,6 +10919,75 @@ pub mod waiting_service_client {
                 );
             self.inner.unary(req, path, codec).await
         }
+        pub async fn get_waiting_record(
+            &mut self,
+            request: impl tonic::IntoRequest<super::GetWaitingRecordRequest>,
+        ) -> std::result::Result<tonic::Response<super::WaitingRecordContents>, tonic::Status> {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/redeliver.v1.WaitingService/GetWaitingRecord",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(
+                    GrpcMethod::new("redeliver.v1.WaitingService", "GetWaitingRecord"),
+                );
+            self.inner.unary(req, path, codec).await
+        }
+        pub async fn act_on_waiting_records(
+            &mut self,
+            request: impl tonic::IntoRequest<super::ActOnWaitingRecordsRequest>,
+        ) -> std::result::Result<tonic::Response<super::WaitingActions>, tonic::Status> {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/redeliver.v1.WaitingService/ActOnWaitingRecords",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(
+                    GrpcMethod::new("redeliver.v1.WaitingService", "ActOnWaitingRecords"),
+                );
+            self.inner.unary(req, path, codec).await
+        }
+        pub async fn get_waiting_actions(
+            &mut self,
+            request: impl tonic::IntoRequest<super::GetWaitingActionsRequest>,
+        ) -> std::result::Result<tonic::Response<super::WaitingActions>, tonic::Status> {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/redeliver.v1.WaitingService/GetWaitingActions",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(
+                    GrpcMethod::new("redeliver.v1.WaitingService", "GetWaitingActions"),
+                );
+            self.inner.unary(req, path, codec).await
+        }
     }
 }
 /// Generated server implementations.
@@ -10806,6 +11055,18 @@ pub mod waiting_service_server {
             tonic::Response<super::GetJobOutcomesResponse>,
             tonic::Status,
         >;
+        async fn get_waiting_record(
+            &self,
+            request: tonic::Request<super::GetWaitingRecordRequest>,
+        ) -> std::result::Result<tonic::Response<super::WaitingRecordContents>, tonic::Status>;
+        async fn act_on_waiting_records(
+            &self,
+            request: tonic::Request<super::ActOnWaitingRecordsRequest>,
+        ) -> std::result::Result<tonic::Response<super::WaitingActions>, tonic::Status>;
+        async fn get_waiting_actions(
+            &self,
+            request: tonic::Request<super::GetWaitingActionsRequest>,
+        ) -> std::result::Result<tonic::Response<super::WaitingActions>, tonic::Status>;
     }
     /// The failed records that wait for their next attempt, and the life of single records. Answers contain no values and user headers.
     ///
@@ -11064,6 +11325,144 @@ pub mod waiting_service_server {
                     let inner = self.inner.clone();
                     let fut = async move {
                         let method = GetJobOutcomesSvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/redeliver.v1.WaitingService/GetWaitingRecord" => {
+                    #[allow(non_camel_case_types)]
+                    struct GetWaitingRecordSvc<T: WaitingService>(pub Arc<T>);
+                    impl<
+                        T: WaitingService,
+                    > tonic::server::UnaryService<super::GetWaitingRecordRequest>
+                    for GetWaitingRecordSvc<T> {
+                        type Response = super::WaitingRecordContents;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::GetWaitingRecordRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as WaitingService>::get_waiting_record(&inner, request)
+                                    .await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = GetWaitingRecordSvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/redeliver.v1.WaitingService/ActOnWaitingRecords" => {
+                    #[allow(non_camel_case_types)]
+                    struct ActOnWaitingRecordsSvc<T: WaitingService>(pub Arc<T>);
+                    impl<
+                        T: WaitingService,
+                    > tonic::server::UnaryService<super::ActOnWaitingRecordsRequest>
+                    for ActOnWaitingRecordsSvc<T> {
+                        type Response = super::WaitingActions;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::ActOnWaitingRecordsRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as WaitingService>::act_on_waiting_records(&inner, request)
+                                    .await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = ActOnWaitingRecordsSvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/redeliver.v1.WaitingService/GetWaitingActions" => {
+                    #[allow(non_camel_case_types)]
+                    struct GetWaitingActionsSvc<T: WaitingService>(pub Arc<T>);
+                    impl<
+                        T: WaitingService,
+                    > tonic::server::UnaryService<super::GetWaitingActionsRequest>
+                    for GetWaitingActionsSvc<T> {
+                        type Response = super::WaitingActions;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::GetWaitingActionsRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as WaitingService>::get_waiting_actions(&inner, request)
+                                    .await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = GetWaitingActionsSvc(inner);
                         let codec = tonic_prost::ProstCodec::default();
                         let mut grpc = tonic::server::Grpc::new(codec)
                             .apply_compression_config(

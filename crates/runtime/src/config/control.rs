@@ -9,6 +9,8 @@ use super::{Config, KafkaConfig};
 pub const CONTROL_TOPIC: &str = "redeliver.control";
 /// The status topic, after `kafka.id_prefix`.
 pub const STATUS_TOPIC: &str = "redeliver.status";
+/// The topic of actions on waiting records, after `kafka.id_prefix`.
+const WAITING_ACTIONS_TOPIC: &str = "redeliver.waiting.actions";
 
 /// `control`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -44,6 +46,12 @@ impl Config {
     #[must_use]
     pub fn status_topic(&self) -> String {
         self.kafka.id(STATUS_TOPIC)
+    }
+
+    /// The topic of what operators want done with single waiting records.
+    #[must_use]
+    pub fn waiting_actions_topic(&self) -> String {
+        self.kafka.id(WAITING_ACTIONS_TOPIC)
     }
 }
 

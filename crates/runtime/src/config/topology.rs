@@ -16,14 +16,21 @@ pub(super) fn check(config: &Config, findings: &mut Findings<'_>) {
             check_pipelines(config, pipelines, &mut taken, findings);
         });
     }
-    let (control, audit, status) = (
+    let (control, audit, status, actions) = (
         config.control_topic(),
         config.audit_topic(),
         config.status_topic(),
+        config.waiting_actions_topic(),
     );
     let mut others = Vec::new();
     for (section, field, topic, name) in [
         ("kafka", "id_prefix", &status, "the status topic"),
+        (
+            "kafka",
+            "id_prefix",
+            &actions,
+            "the topic of actions on waiting records",
+        ),
         ("control", "topic", &control, "the control topic"),
         ("audit", "topic", &audit, "the audit topic"),
     ] {

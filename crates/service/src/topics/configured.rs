@@ -126,6 +126,18 @@ pub fn of_control(config: &Config) -> TopologySpec {
     }])
 }
 
+/// The topic of actions on waiting records.
+#[must_use]
+pub fn of_waiting_actions(config: &Config) -> TopologySpec {
+    let records = "actions on waiting records";
+    TopologySpec::of([TopicSpec::of_one_partition(
+        config.waiting_actions_topic(),
+        Role::Progress,
+        records,
+        &topic_settings(config),
+    )])
+}
+
 /// The audit topic.
 #[must_use]
 pub fn of_audit(config: &Config) -> TopologySpec {

@@ -226,6 +226,14 @@ pub(crate) const MUTANTS: &[Mutant] = &[
         ],
     ),
     mutant(
+        "relay-repeats-what-was-acted-on",
+        "A record beyond the look-ahead that an operator has acted on is written again when the tier gets there.",
+        &[unit(
+            RELAY,
+            "relay::tests::acts::record_ahead_is_skipped_when_read",
+        )],
+    ),
+    mutant(
         "relay-loses-moved-records",
         "A record that moves to the end of a tier is completed, but not written. It is lost.",
         &[

@@ -11,6 +11,7 @@ mod job;
 mod plan;
 mod redrive;
 mod schedule;
+mod waiting;
 
 use askama::Template;
 use askama::filters::Safe;
@@ -34,6 +35,7 @@ pub(super) use group::buttons as group;
 pub(super) use job::buttons as job;
 pub(super) use redrive::buttons as redrive;
 pub(super) use schedule::buttons as schedule;
+pub(super) use waiting::buttons as waiting;
 
 pub(super) fn routes() -> Router {
     Router::new()
@@ -44,6 +46,7 @@ pub(super) fn routes() -> Router {
         .route("/act/plan", act::<plan::Plan>())
         .route("/act/redrive", act::<redrive::Change>())
         .route("/act/schedule", act::<schedule::Change>())
+        .route("/act/waiting", act::<waiting::Change>())
 }
 
 /// Something that a form does: the fields of its address and of its form.

@@ -3,15 +3,16 @@
 use askama::Template;
 use axum::response::Response;
 use redeliver_client::messages::{
-    GetWaitingStatsRequest, ListWaitingRequest, WaitingFilter, WaitingOrder, WaitingPlace, WaitingRecords,
-    WaitingStats,
+    GetWaitingStatsRequest, ListWaitingRequest, WaitingActions, WaitingFilter, WaitingOrder, WaitingPlace,
+    WaitingRecord, WaitingRecords, WaitingStats,
 };
 use serde::Deserialize;
 
 use crate::backend::Backend;
 use crate::command::Command;
 use crate::html;
-use crate::page::{Frame, Part, Problem, address, respond};
+use crate::page::{Button, Frame, Part, Problem, address, respond};
+use crate::pages::act;
 use crate::parameters::Query;
 
 const SECTION: &str = "/waiting";
@@ -28,6 +29,8 @@ pub(crate) struct Parameters {
     /// `attempts`, `age`, or another text for the due time.
     order: String,
     page: String,
+    /// The id of a request to act on records.
+    request: String,
 }
 
 #[derive(Template)]
@@ -38,6 +41,7 @@ struct Page {
     stats: Option<Part<WaitingStats>>,
     records: Option<Part<WaitingRecords>>,
     next: Option<String>,
+    actions: Option<Part<WaitingActions>>,
 }
 
 impl Page {
@@ -77,6 +81,11 @@ impl Page {
         )
     }
 
+    /// What can be done with a record.
+    fn buttons(&self, record: &WaitingRecord) -> Vec<Button> {
+        act::waiting(record)
+    }
+
     fn trace(&self, position: &redeliver_client::messages::Position) -> String {
         address("/trace", &[("position", &html::position(position))])
     }
@@ -101,6 +110,10 @@ pub(crate) async fn page(backend: Backend, Query(parameters): Query<Parameters>)
         _ => WaitingOrder::Unspecified,
     };
     let client = backend.waiting();
+    let actions = match parameters.request.as_str() {
+        "" => None,
+        id => Some(client.actions(id).await.map_err(Problem::from)),
+    };
     let (stats, records) = match parameters.scan.as_str() {
         "records" => {
             let request = ListWaitingRequest {
@@ -123,6 +136,7 @@ pub(crate) async fn page(backend: Backend, Query(parameters): Query<Parameters>)
         }
     };
     let command = match parameters.scan.as_str() {
+        "" if actions.is_some() => Command::new("waiting actions").argument(&parameters.request),
         "records" => Command::new("waiting ls")
             .option("--limit", LIMIT)
             .option("--sort", order.name().unwrap_or_default()),
@@ -163,6 +177,7 @@ pub(crate) async fn page(backend: Backend, Query(parameters): Query<Parameters>)
         parameters,
         stats,
         records,
+        actions,
     };
     respond(&page, axum::http::StatusCode::OK)
 }

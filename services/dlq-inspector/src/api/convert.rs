@@ -11,7 +11,7 @@ use crate::access::Viewer;
 use crate::dialect::{Facts, Field};
 use crate::header_list;
 use crate::index::IndexedLetter;
-use crate::letter::MAX_KEY;
+use crate::letter::{MAX_KEY, content_hash};
 use crate::masking::{Fact, Mask, MaskedHeaders};
 
 /// Values in messages are truncated to this many bytes.
@@ -27,7 +27,12 @@ const KEY_AND_HEADERS_LIMIT: usize = 3 << 19;
 /// [`Completeness::are_states_known`]: crate::completeness::Completeness::are_states_known
 pub(super) fn basic(viewer: &Viewer, letter: &IndexedLetter, are_states_known: bool) -> v1::DeadLetter {
     let headers = header_list::iter(&letter.headers);
-    shown(viewer, letter, headers, whole_basic(letter, are_states_known))
+    shown(
+        viewer,
+        &letter.id.topic,
+        headers,
+        whole_basic(letter, are_states_known),
+    )
 }
 
 /// The FULL view: with key and headers of the record, and with the value up to [`VALUE_LIMIT`]. `value`: what the caller sees of it; `None` for a null value.
@@ -39,6 +44,36 @@ pub(super) fn full(
     are_states_known: bool,
 ) -> v1::DeadLetter {
     let mut whole = whole_full(letter, stored, are_states_known);
+    set_value(&mut whole, value);
+    shown(viewer, &letter.id.topic, stored.record.headers.iter(), whole)
+}
+
+/// The contents of a record that is no dead letter yet, as the FULL view. `topic`: the dead-letter topic of its pipeline, whose rules apply.
+pub(super) fn contents(
+    viewer: &Viewer,
+    topic: &str,
+    stored: &StoredRecord,
+    value: Option<ShownValue>,
+) -> v1::DeadLetter {
+    let record = &stored.record;
+    let facts = Facts::read(&record.headers);
+    let mut whole = v1::DeadLetter {
+        id: record.position.to_string(),
+        position: Some((&record.position).into()),
+        dead_at: record.timestamp.and_then(time_of_record),
+        key: record.key.clone(),
+        value_size: record.value.as_ref().map(|value| value.len() as u64),
+        headers: to_headers(&record.headers),
+        content_hash: Bytes::copy_from_slice(&content_hash(record)),
+        unreadable_headers: u32::try_from(record.unreadable_headers).unwrap_or(u32::MAX),
+        ..v1::DeadLetter::default()
+    };
+    set_facts(facts, &mut whole);
+    set_value(&mut whole, value);
+    shown(viewer, topic, record.headers.iter(), whole)
+}
+
+fn set_value(whole: &mut v1::DeadLetter, value: Option<ShownValue>) {
     match value {
         Some(ShownValue::Shown(value, paths)) => {
             whole.value_truncated = value.len() > VALUE_LIMIT;
@@ -49,24 +84,22 @@ pub(super) fn full(
                 value
             });
             if !paths.is_empty() {
-                add(&mut whole, "value");
+                add(whole, "value");
                 whole.masked.get_or_insert_default().paths = paths;
             }
         }
-        Some(ShownValue::Withheld) => add(&mut whole, "value"),
+        Some(ShownValue::Withheld) => add(whole, "value"),
         None => {}
     }
-    shown(viewer, letter, stored.record.headers.iter(), whole)
 }
 
-/// What a caller sees of a dead letter with these headers. All messages with dead letters pass here.
+/// What a caller sees of a dead letter of a topic with these headers. All messages with dead letters pass here.
 fn shown<'h>(
     viewer: &Viewer,
-    letter: &IndexedLetter,
+    topic: &str,
     headers: impl Iterator<Item = (&'h str, Option<&'h [u8]>)>,
     mut whole: v1::DeadLetter,
 ) -> v1::DeadLetter {
-    let topic = &letter.id.topic;
     mask(&viewer.mask(topic), headers, &mut whole);
     truncate(&mut whole);
     if viewer.sees_payloads(topic) {

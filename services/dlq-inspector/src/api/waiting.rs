@@ -1,5 +1,7 @@
 //! The gRPC service `redeliver.v1.WaitingService`.
 
+mod actions;
+
 use std::ops::ControlFlow;
 use std::time::{Duration, Instant};
 
@@ -33,6 +35,8 @@ use crate::waiting::page::{Listing, Order, Row};
 use crate::waiting::scans::{OnProgress, TIMEOUT, TraceError, Traced};
 use crate::waiting::tally::{Detail, Filter, Found};
 use crate::waiting::timeline::{Event, Outcome, Step};
+
+pub(crate) use actions::ActionRequests;
 
 /// The time between two messages about the progress of a scan.
 const PROGRESS: Duration = Duration::from_millis(200);
@@ -96,6 +100,36 @@ impl WaitingService for Api {
         let viewer = self.viewer(&request)?;
         let response = self.job_outcomes(&viewer, request.get_ref());
         self.observe("GetJobOutcomes", response).await
+    }
+
+    async fn get_waiting_record(
+        &self,
+        request: Request<v1::GetWaitingRecordRequest>,
+    ) -> Result<Response<v1::WaitingRecordContents>, Status> {
+        let (viewer, request) = (self.viewer(&request)?, request.into_inner());
+        let response = self.waiting_record(&viewer, request);
+        let response = self.observe("GetWaitingRecord", response).await?;
+        self.held(&viewer, response).await
+    }
+
+    async fn act_on_waiting_records(
+        &self,
+        request: Request<v1::ActOnWaitingRecordsRequest>,
+    ) -> Result<Response<v1::WaitingActions>, Status> {
+        let (viewer, request) = (self.viewer(&request)?, request.into_inner());
+        let response = self.act(&viewer, request);
+        let response = self.observe("ActOnWaitingRecords", response).await?;
+        self.held(&viewer, response).await
+    }
+
+    async fn get_waiting_actions(
+        &self,
+        request: Request<v1::GetWaitingActionsRequest>,
+    ) -> Result<Response<v1::WaitingActions>, Status> {
+        let viewer = self.viewer(&request)?;
+        let response = async { self.actions_of(&viewer, &request.get_ref().request_id) };
+        let response = self.observe("GetWaitingActions", response).await?;
+        self.held(&viewer, response).await
     }
 }
 
@@ -323,9 +357,7 @@ impl Api {
         T: Message + 'static,
         R: Send + 'static,
     {
-        let Some(permit) = self.scans.limit.enter().await else {
-            return Err(too_many_scans());
-        };
+        let permit = self.scans.limit.enter().await.ok_or_else(too_many_scans)?;
         let (sender, receiver) = mpsc::channel(4);
         let (stop, viewer, metrics) = (self.stop.clone(), viewer.clone(), self.metrics.clone());
         let api = self.clone();
@@ -495,6 +527,7 @@ fn parse_filter(filter: v1::WaitingFilter, now: Timestamp) -> Result<Filter, Sta
         origin_topic: text(filter.origin_topic),
         origin_partition: filter.origin_partition,
         origin_offset: filter.origin_offset,
+        in_tiers: false,
     })
 }
 

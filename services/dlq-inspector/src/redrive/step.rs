@@ -8,7 +8,7 @@ use redeliver_proto::convert::to_timestamp;
 use redeliver_proto::{Message as _, v1};
 use redeliver_service::audit::{Action, AuditEntry, AuditLog, MAX_IDS};
 
-use super::edit::Edit;
+use super::edit::{Edit, edited};
 use super::job::{self, Item, Job, Kind, Outcome, Progress};
 use super::jobs::progress_key;
 use super::omitted::Restored;
@@ -134,7 +134,7 @@ impl Context<'_> {
         }
         let id = &self.job.spec().id;
         Ok(Some(match self.edit {
-            Some(edit) => edit.redriven(whole, &target, id, self.now),
+            Some(edit) => edited(edit, whole, &target, id, self.now),
             None => redriven(whole, &target, id, self.now),
         }))
     }

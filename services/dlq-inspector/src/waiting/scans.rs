@@ -1,24 +1,26 @@
 //! Reads the topics of pipelines: for what waits in them, and for the copies of one record.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::ops::ControlFlow;
 use std::sync::Arc;
 use std::time::Duration;
 
 use redeliver_core::headers::{ORIGINAL_OFFSET, Origin, ReservedHeaders};
-use redeliver_core::pipeline::{ReturnTo, TopicRole};
+use redeliver_core::pipeline::{ReturnTo, TopicRole, retry_tier_group};
 use redeliver_core::redrive::REDRIVE_ID;
 use redeliver_core::route::Arrival;
-use redeliver_core::{JobId, Pipeline, Position, Record, SchedulerTopics, Timestamp};
-use redeliver_kafka::KafkaSettings;
+use redeliver_core::{HumanDuration, JobId, Pipeline, Position, Record, SchedulerTopics, Timestamp};
 use redeliver_kafka::backlog::GroupPositions;
 use redeliver_kafka::lookup::Lookup;
 use redeliver_kafka::reader::{ReadError, TopicClient};
 use redeliver_kafka::scan::{Progress, Scan};
 use redeliver_kafka::survey::Surveyor;
+use redeliver_kafka::{KafkaSettings, TopicId};
 use redeliver_proto::long_wait;
 use redeliver_runtime::Config;
 use redeliver_service::topics;
+use redeliver_service::waiting_actions::{Passed, WaitingActions};
+use redeliver_store::Replica;
 
 use super::Place;
 use super::decision::{Decision, Decisions};
@@ -50,6 +52,7 @@ pub(crate) struct Scans {
     /// The group and the topics of the scheduler.
     scheduler: Arc<(String, SchedulerTopics)>,
     pub(crate) limit: ScanLimit,
+    actions: Replica<WaitingActions>,
 }
 
 /// Gets how much was read, and breaks if no caller waits for the rest.
@@ -89,7 +92,12 @@ pub(crate) struct Traced {
 }
 
 impl Scans {
-    pub(crate) fn new(config: &Config, kafka: &KafkaSettings, surveyor: Surveyor) -> Self {
+    pub(crate) fn new(
+        config: &Config,
+        kafka: &KafkaSettings,
+        surveyor: Surveyor,
+        actions: Replica<WaitingActions>,
+    ) -> Self {
         let scheduler = &config.scheduler;
         Self {
             kafka: kafka.clone(),
@@ -97,6 +105,7 @@ impl Scans {
             pipelines: topics::pipelines(config).into(),
             scheduler: Arc::new((kafka.id(&scheduler.group), scheduler.topics())),
             limit: ScanLimit::new(SCANS),
+            actions,
         }
     }
 
@@ -108,6 +117,49 @@ impl Scans {
             .filter(|pipeline| viewer.sees(&pipeline.dead_letter_topic()))
             .cloned()
             .collect()
+    }
+
+    /// The records of these topics that operators have had acted on.
+    fn moved<'t>(&self, topics: impl Iterator<Item = &'t Arc<str>>) -> Result<Moved, ReadError> {
+        let actions = self.actions.state().unwrap_or_default();
+        let topics: Vec<&str> = topics.map(|topic| &**topic).collect();
+        let ids = match actions.is_empty() {
+            true => BTreeMap::new(),
+            false => TopicClient::new(&self.kafka)?.ids(&topics)?,
+        };
+        Ok(Moved { actions, ids })
+    }
+
+    /// What groups of tiers have completed in these topics, and their ids. Blocks.
+    pub(crate) fn passed(&self, topics: &[(HumanDuration, Arc<str>)]) -> Result<Passed, ReadError> {
+        let names: Vec<&str> = topics.iter().map(|(_, topic)| &**topic).collect();
+        let ids = TopicClient::new(&self.kafka)?.ids(&names)?;
+        let groups = topics.iter().map(|(tier, topic)| {
+            let group = retry_tier_group(&self.kafka.id_prefix, *tier);
+            (group, topic.clone())
+        });
+        let positions = GroupPositions::read(&self.kafka, &groups.collect::<Vec<_>>())?;
+        Ok(Passed {
+            positions: positions.of_topics(&ids),
+            ids,
+        })
+    }
+
+    /// Where partitions end. Leaves out those that do not exist. Blocks.
+    pub(crate) fn ends(
+        &self,
+        partitions: &[(Arc<str>, i32)],
+    ) -> Result<BTreeMap<(Arc<str>, i32), i64>, ReadError> {
+        let topics = TopicClient::new(&self.kafka)?;
+        let mut existing = Vec::new();
+        for (topic, partition) in partitions {
+            match topics.partitions(topic) {
+                Ok(count) if *partition < count => existing.push((topic.clone(), *partition)),
+                Ok(_) | Err(ReadError::Missing(_)) => {}
+                Err(error) => return Err(error),
+            }
+        }
+        topics.ends(&existing)
     }
 
     /// Finds the waiting records of pipelines that match. Blocks.
@@ -148,11 +200,15 @@ impl Scans {
             .map(|(index, pipeline)| (&*pipeline.name, index))
             .collect();
         let mut tally = Tally::new(filter, detail, now);
+        // What its tier skips does not wait any more.
+        let moved = self.moved(places.keys())?;
         let scan = Scan::new(&self.kafka, &whole, &unfinished)?;
         let mut visit = |record: &Record| {
             let topic = &record.position.topic;
             if let Some((pipeline, place)) = places.get(topic) {
-                tally.add(*pipeline, *place, record, &masks[*pipeline]);
+                if !moved.contains(&record.position) {
+                    tally.add(*pipeline, *place, record, &masks[*pipeline]);
+                }
             } else if *topic == scheduler.ingest {
                 let waiting = long_wait::unwrap_any(record);
                 let waiting = waiting.and_then(|(name, record)| Some((*by_name.get(&*name)?, record)));
@@ -299,6 +355,7 @@ impl Scans {
                 continue;
             };
             let search = Search {
+                moved: self.moved(roles.keys())?,
                 scans: self,
                 pipeline,
                 roles,
@@ -377,6 +434,18 @@ fn job_id(state: &Record) -> Option<JobId> {
     std::str::from_utf8(state.key.as_deref()?).ok()?.parse().ok()
 }
 
+/// Records that their tiers skip, because they were written elsewhere.
+struct Moved {
+    actions: Arc<WaitingActions>,
+    ids: BTreeMap<String, TopicId>,
+}
+
+impl Moved {
+    fn contains(&self, position: &Position) -> bool {
+        !self.actions.is_empty() && self.actions.is_moved(position, &self.ids)
+    }
+}
+
 /// Several scans, whose progress adds up.
 struct Parts<'p> {
     before: Progress,
@@ -412,6 +481,7 @@ impl Parts<'_> {
 /// The search for the copies of a record in a pipeline.
 struct Search<'s> {
     scans: &'s Scans,
+    moved: Moved,
     pipeline: &'s Pipeline,
     roles: HashMap<Arc<str>, TopicRole>,
     origin: Origin,
@@ -524,7 +594,8 @@ impl Search<'_> {
             return None;
         }
         let is_read = self.pipeline.reading_group(*role, "").is_some();
-        let is_unread = is_read && positions.is_unread(&record.position);
+        let is_unread =
+            is_read && positions.is_unread(&record.position) && !self.moved.contains(&record.position);
         Some(self.copy(Location::Topic(*role), record, is_unread))
     }
 

@@ -25,12 +25,15 @@ pub(crate) struct Filter {
     pub(crate) origin_topic: Option<String>,
     pub(crate) origin_partition: Option<i32>,
     pub(crate) origin_offset: Option<i64>,
+    /// Only what waits in a tier.
+    pub(crate) in_tiers: bool,
 }
 
 impl Filter {
     /// Whether records match that wait at this place.
     pub(crate) fn has_place(&self, place: Place) -> bool {
-        self.place.is_none_or(|wanted| wanted == place)
+        let is_wanted = !self.in_tiers || matches!(place, Place::Tier(_));
+        is_wanted && self.place.is_none_or(|wanted| wanted == place)
     }
 
     /// What the caller does not see does not match.

@@ -11,7 +11,7 @@ use redeliver_dlq_inspector::pattern::Patterns;
 use redeliver_dlq_inspector::{group_states, ledger, redrive};
 use redeliver_kafka::topology::{Role, TopologySpec};
 use redeliver_runtime::config::PipelineConfig;
-use redeliver_service::{control, topics};
+use redeliver_service::{control, topics, waiting_actions};
 
 use crate::config::Config;
 
@@ -160,7 +160,14 @@ impl Permissions {
             return;
         }
         self.checked(config, &topics::of_pipelines(config, &pipelines));
+        self.checked(config, &topics::of_waiting_actions(config));
+        self.checked(config, &topics::of_audit(config));
         self.topic(&config.control_topic(), &[Operation::Read]);
+        self.topic(
+            &config.waiting_actions_topic(),
+            &[Operation::Read, Operation::Write],
+        );
+        self.topic(&config.audit_topic(), &[Operation::Write]);
         let tiers = settings.served_tiers(config);
         for pipeline in &pipelines {
             // Records that wait in the wrong tier move to another one.
@@ -228,12 +235,14 @@ impl Permissions {
             group_states::TOPIC,
             &redrives,
             &*config.audit_topic(),
+            &*config.waiting_actions_topic(),
         ] {
             self.topic(topic, &[Operation::Read, Operation::Write]);
         }
         for id in [
             group_states::TRANSACTIONAL_ID.to_owned(),
             redrive::own_id(&redrives),
+            waiting_actions::transactional_id(&config.waiting_actions_topic()),
         ] {
             let writer = Name::Literal(id);
             self.allow(Resource::TransactionalId(writer), &[Operation::Write]);

@@ -8,7 +8,7 @@ use redeliver_client::messages::{Completeness, MissingPartition, MissingReason};
 use crate::output::in_one_line;
 
 /// The exit status of an incomplete answer, if the command requires a complete one, and of a masked payload.
-pub(super) const EXIT_INCOMPLETE: u8 = 3;
+pub(crate) const EXIT_INCOMPLETE: u8 = 3;
 /// Maximum number of missing partitions in a warning.
 const SHOWN: usize = 5;
 

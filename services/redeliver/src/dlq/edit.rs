@@ -31,9 +31,9 @@ pub(super) struct EditArgs {
     pub(super) run: RunArgs,
 }
 
-/// What differs from the record in the dead-letter topic.
+/// What differs from the record.
 #[derive(Args)]
-struct ContentArgs {
+pub(crate) struct ContentArgs {
     /// New value, as text (default: unchanged; without any change, VISUAL or EDITOR opens the value)
     #[arg(long, value_name = "TEXT", conflicts_with_all = ["value_file", "null_value"])]
     value: Option<String>,
@@ -64,6 +64,30 @@ impl ContentArgs {
         let has_key = self.key.is_some() || self.null_key;
         !has_value && !has_key && self.headers.is_empty() && self.removed_headers.is_empty()
     }
+
+    pub(crate) fn edit(&self) -> Result<RedriveEdit, CliError> {
+        let text = |text: &String| Bytes::copy_from_slice(text.as_bytes());
+        let value = match (&self.value, &self.value_file) {
+            (Some(value), _) => Some(Some(text(value))),
+            (None, Some(path)) => Some(Some(read_file("--value-file", path)?.into())),
+            (None, None) => self.null_value.then_some(None),
+        };
+        let key = match &self.key {
+            Some(key) => Some(Some(text(key))),
+            None => self.null_key.then_some(None),
+        };
+        let edited = |bytes: Option<Option<Bytes>>| bytes.map(|bytes| EditedBytes { bytes });
+        let headers = self.headers.iter().map(|(name, value)| Header {
+            name: name.clone(),
+            value: Some(text(value)),
+        });
+        Ok(RedriveEdit {
+            value: edited(value),
+            key: edited(key),
+            set_headers: headers.collect(),
+            removed_headers: self.removed_headers.clone(),
+        })
+    }
 }
 
 pub(super) async fn run(
@@ -73,16 +97,7 @@ pub(super) async fn run(
 ) -> Result<ExitCode, CliError> {
     args.run.check()?;
     let contents = &args.contents;
-    let text = |text: &String| Bytes::copy_from_slice(text.as_bytes());
-    let mut value = match (&contents.value, &contents.value_file) {
-        (Some(value), _) => Some(Some(text(value))),
-        (None, Some(path)) => Some(Some(read_file("--value-file", path)?.into())),
-        (None, None) => contents.null_value.then_some(None),
-    };
-    let key = match &contents.key {
-        Some(key) => Some(Some(text(key))),
-        None => contents.null_key.then_some(None),
-    };
+    let mut edit = contents.edit()?;
     if contents.is_empty() && !std::io::stdin().is_terminal() {
         let text = "set what to change, such as --value-file FILE or --header NAME=VALUE; an editor needs a terminal";
         return Err(CliError::Usage(text.to_owned()));
@@ -96,22 +111,12 @@ pub(super) async fn run(
             eprintln!("the value was not changed; nothing was done");
             return Ok(ExitCode::from(EXIT_INCOMPLETE));
         };
-        value = Some(Some(edited));
+        edit.value = Some(EditedBytes { bytes: Some(edited) });
     }
-    let edited = |bytes: Option<Option<Bytes>>| bytes.map(|bytes| EditedBytes { bytes });
-    let headers = contents.headers.iter().map(|(name, value)| Header {
-        name: name.clone(),
-        value: Some(text(value)),
-    });
     let plan = PlanEditRequest {
         id: args.id.clone(),
         content_hash,
-        edit: Some(RedriveEdit {
-            value: edited(value),
-            key: edited(key),
-            set_headers: headers.collect(),
-            removed_headers: contents.removed_headers.clone(),
-        }),
+        edit: Some(edit),
         destination: args.target.destination.clone(),
         reason: args.run.reason.clone(),
         request_id: args.run.request_id.clone(),
@@ -125,7 +130,7 @@ pub(super) async fn run(
 }
 
 /// The hash of the contents that the caller has seen.
-fn seen(letter: &DeadLetter) -> Result<Bytes, CliError> {
+pub(crate) fn seen(letter: &DeadLetter) -> Result<Bytes, CliError> {
     if letter.content_hash.is_empty() {
         let scope = if letter.payload_withheld == 0 {
             "dead-letters:unmasked"

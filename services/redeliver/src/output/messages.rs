@@ -52,6 +52,8 @@ shown!(
     RedriveSample,
     Stats,
     TopicStats,
+    WaitingActed,
+    WaitingActions,
     WaitingCounts,
     WaitingCoverage,
     WaitingRecord

@@ -59,4 +59,5 @@ mod traces;
 mod transactional;
 mod until_idle;
 mod waiting;
+mod waiting_actions;
 mod waits;

@@ -1,4 +1,5 @@
 use std::collections::BTreeSet;
+use std::sync::Mutex;
 use std::time::Duration;
 
 use prometheus_client::registry::Registry;
@@ -6,14 +7,19 @@ use proptest::prelude::*;
 use redeliver_core::headers::{self, Origin};
 use redeliver_core::{ClockLimits, GuardedClock, Headers, ManualClock, Position};
 use redeliver_kafka::Unwritable;
+use redeliver_runtime::Config;
+use redeliver_service::audit::AuditLog;
 use redeliver_service::control::Snapshot;
 use redeliver_service::control::value::{Desired, RateLimit, Release, Run, TierControl, Value};
 use redeliver_service::metrics::ServesLabels;
+use redeliver_service::waiting_actions::{Actions, WaitingActions};
 use tokio::sync::watch;
 
 use super::*;
+use crate::lookups::Question;
 use crate::metrics::{TierFamilies, TierMetrics};
 
+mod acts;
 mod control;
 mod model;
 
@@ -24,6 +30,9 @@ const TIER: HumanDuration = HumanDuration::from_secs(5);
 struct Bench {
     topic: Arc<str>,
     wanted: watch::Sender<Option<Arc<Snapshot>>>,
+    requests: watch::Sender<Option<Arc<WaitingActions>>>,
+    /// The records that the relay has asked for.
+    asked: Arc<Mutex<Vec<Question>>>,
     relay: Relay,
     clock: Arc<ManualClock>,
     assignment: AssignmentId,
@@ -54,6 +63,8 @@ impl Bench {
         let served = ServedPipeline::new(Arc::new(pipeline), true);
         let (control, wanted) = Control::fixed(Snapshot::default());
         let clock = Arc::new(ManualClock::new(NOW));
+        let (actions, requests) = Actions::fixed(WaitingActions::default());
+        let asked = Arc::new(Mutex::new(Vec::new()));
         let guarded = Arc::new(GuardedClock::new(clock.clone(), LIMITS, Box::new(|_| {})));
         let families = TierFamilies::register(&mut Registry::default(), guarded.clone());
         let mut relay = Relay::new(
@@ -66,13 +77,25 @@ impl Bench {
                 control,
                 presence: Box::new(|_| Presence::Exists),
                 partitions: Box::new(|_| Some(2)),
+                acting: ActionContext {
+                    actions: actions.clone(),
+                    topic: "redeliver.waiting.actions".into(),
+                    audit: AuditLog::new(&Config::default(), "retry-tier"),
+                    ask: Box::new({
+                        let asked = asked.clone();
+                        move |question| asked.lock().unwrap().push(question)
+                    }),
+                },
             },
         );
         let assignment = AssignmentId::for_tests(0, 1);
         relay.assigned(assignment, &topic, 0);
+        relay.follow_actions();
         Self {
             topic,
             wanted,
+            requests,
+            asked,
             relay,
             clock,
             assignment,
@@ -100,6 +123,7 @@ impl Bench {
         let number = i32::try_from(partition).unwrap();
         if !self.relay.partitions.contains_key(&assignment) {
             self.relay.assigned(assignment, &self.topic, number);
+            self.relay.follow_actions();
         }
         let position = Position {
             topic: self.topic.clone(),
@@ -505,6 +529,7 @@ fn held_dead_letters_fill_their_partition() {
     let mut bench = Bench::new(2);
     let other = AssignmentId::for_tests(1, 2);
     bench.relay.assigned(other, &"docs-retry-5s".into(), 1);
+    bench.relay.follow_actions();
     let is_gone = Arc::new(std::sync::atomic::AtomicBool::new(true));
     bench.relay.presence = Box::new({
         let is_gone = is_gone.clone();

@@ -1,18 +1,21 @@
-//! Plans a redrive of one dead letter with another value, key or headers, after a look at what differs.
+//! Plans a redrive of one dead letter with another value, key or headers, after a look at what differs. Edits a record that waits in a tier in the same way.
 
 use std::collections::HashSet;
 use std::time::Duration;
 
 use axum::http::StatusCode;
 use bytes::Bytes;
-use redeliver_client::messages::{DeadLetter, EditedBytes, Header, PlanEditRequest, RedriveEdit};
+use redeliver_client::messages::{
+    ActOnWaitingRecordsRequest, DeadLetter, EditedBytes, Header, PlanEditRequest, RedriveEdit, WaitingAction,
+    WaitingRecord,
+};
 use redeliver_core::kept::is_editable;
 use redeliver_core::terminal::is_harmful;
 use redeliver_runtime::config::Verb;
 use serde::Deserialize;
 use similar::TextDiff;
 
-use super::{Act, Sheet, fact, lines, redrive};
+use super::{Act, Sheet, fact, lines, redrive, waiting};
 use crate::access::Need;
 use crate::backend::Backend;
 use crate::command::Command;
@@ -27,9 +30,16 @@ pub(crate) fn link(id: &str) -> String {
     address("/act/edit", &[("id", id)])
 }
 
+pub(super) fn link_of_waiting(id: &str) -> String {
+    address("/act/edit", &[("id", id), ("waiting", "1")])
+}
+
 /// What an edit needs. Who cannot see the record as it is cannot edit it.
 pub(super) fn needs(letter: &DeadLetter) -> Vec<Need> {
-    let topic = letter.position.as_ref().map_or("", |position| &position.topic);
+    of_topic(letter.position.as_ref().map_or("", |position| &position.topic))
+}
+
+fn of_topic(topic: &str) -> Vec<Need> {
     let verbs = [Verb::Operate, Verb::Edit, Verb::Payload];
     verbs.map(|verb| Need::dead_letters(verb, topic)).into()
 }
@@ -38,6 +48,8 @@ pub(super) fn needs(letter: &DeadLetter) -> Vec<Need> {
 #[serde(default)]
 pub(super) struct Edit {
     id: String,
+    /// Set for a record that waits in a tier.
+    waiting: String,
     /// The hash of the record that the caller has seen, in hexadecimal digits.
     hash: String,
     // Not set before the form was sent, and if they cannot be edited as text.
@@ -130,7 +142,15 @@ fn hash(letter: &DeadLetter) -> Part<String> {
 }
 
 impl Edit {
+    fn is_waiting(&self) -> bool {
+        !self.waiting.is_empty()
+    }
+
     async fn letter(&self, backend: &Backend, reason: &str) -> Part<DeadLetter> {
+        if self.is_waiting() {
+            let found = waiting::record(backend, &self.id, reason).await?;
+            return Ok(found.contents.unwrap_or_default());
+        }
         let letter = backend.with_reason(reason)?.dead_letters().get(&self.id).await?;
         letter.ok_or_else(|| Problem::not_found("Dead letter"))
     }
@@ -181,7 +201,11 @@ impl Edit {
     fn command(&self, edit: &RedriveEdit) -> Command {
         let shown = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
         let edited = |edited: &Option<EditedBytes>| edited.as_ref()?.bytes.as_deref().map(shown);
-        let mut command = Command::new("dlq edit");
+        let mut command = Command::new(if self.is_waiting() {
+            "waiting edit"
+        } else {
+            "dlq edit"
+        });
         if let Some(value) = edited(&edit.value) {
             command = command.text("--value", &value);
         }
@@ -197,7 +221,7 @@ impl Edit {
             .fold(command, |command, name| command.option("--remove-header", name))
             .option("--destination", &self.destination)
             .option("--reason", &self.reason)
-            .flag("--plan", true)
+            .flag("--plan", !self.is_waiting())
             .argument(&self.id)
     }
 }
@@ -217,6 +241,7 @@ impl Act for Edit {
         let mut diffs = Vec::new();
         let mut fields = vec![
             Field::hidden("id", &self.id),
+            Field::hidden("waiting", &self.waiting),
             // What was entered is for the record that was seen then.
             Field::hidden("hash", if self.hash.is_empty() { &hash } else { &self.hash }),
         ];
@@ -265,11 +290,31 @@ impl Act for Edit {
             headers.as_ref(),
             self.headers.as_ref(),
         );
-        fields.extend([
+        fields.extend((!self.is_waiting()).then(|| {
             Field::line("destination", "Destination", &self.destination)
-                .help("A topic; empty: the pipeline that gave up on the record."),
-            Field::reason(&self.reason),
-        ]);
+                .help("A topic; empty: the pipeline that gave up on the record.")
+        }));
+        fields.push(Field::reason(&self.reason));
+        if self.is_waiting() {
+            let pipeline = WaitingRecord {
+                pipeline: letter.pipeline.clone(),
+                ..WaitingRecord::default()
+            };
+            return Ok(Sheet {
+                facts: vec![fact("Record", &self.id), fact("Pipeline", &letter.pipeline)],
+                warnings,
+                diffs,
+                fields,
+                preview: Some("Show what differs"),
+                ..Sheet::new(
+                    of_topic(&waiting::dead_letters(&pipeline)),
+                    "Edit a waiting record",
+                    "Edit 1 record, which is due at the same time",
+                    self.command(&edit),
+                    waiting::SECTION.to_owned(),
+                )
+            });
+        }
         let position = trace::position(&self.id);
         Ok(Sheet {
             facts: vec![
@@ -307,6 +352,17 @@ impl Act for Edit {
             return Err(Problem::conflict(
                 "The record at this position is not the one that was edited. Open the form again.",
             ));
+        }
+        if self.is_waiting() {
+            let request = ActOnWaitingRecordsRequest {
+                action: WaitingAction::Edit.into(),
+                edit: Some(edit),
+                content_hash: letter.content_hash,
+                reason: reason.to_owned(),
+                request_id: request_id.to_owned(),
+                ..ActOnWaitingRecordsRequest::default()
+            };
+            return waiting::request(backend, &self.id, request).await;
         }
         let plan = PlanEditRequest {
             id: self.id.clone(),

@@ -12,7 +12,7 @@ use super::super::{Api, bounded, kafka_unavailable};
 use super::plan::{Plan, RequestKey, checked};
 use crate::access::Viewer;
 use crate::redrive::change::Change;
-use crate::redrive::edit::Edit;
+use crate::redrive::edit::{Edit, edited};
 use crate::redrive::job::{self, Item, Kind, TargetOptions};
 use crate::redrive::jobs::plan_key;
 use crate::redrive::record::Candidate;
@@ -99,7 +99,7 @@ impl Api {
                 return self.job_or_nothing(viewer, &key, &plan).await;
             }
         };
-        let record = edit.redriven(&whole, &target, SAMPLE_ID, self.clock.now());
+        let record = edited(&edit, &whole, &target, SAMPLE_ID, self.clock.now());
         self.check_sizes(record, &item, &edit).await?;
         let warnings = self.warnings(&plan, viewer, &completeness).await?;
         let record = plan.record(spec, warnings, key);
@@ -107,7 +107,7 @@ impl Api {
         self.write_job(viewer, change).await
     }
 
-    pub(super) fn check_accepts_edits(&self) -> Result<(), Status> {
+    pub(crate) fn check_accepts_edits(&self) -> Result<(), Status> {
         if self.redrives.accepts_edits {
             return Ok(());
         }

@@ -182,6 +182,7 @@ impl World {
         *assignment = AssignmentId::for_tests(0, self.generation);
         relay.assigned(*assignment, &"docs-retry-5s".into(), 0);
         relay.reads_topic(*assignment, Some(TopicId::from_bits(TOPIC_ID)));
+        relay.follow_actions();
         self.read = 0;
     }
 

@@ -1,0 +1,164 @@
+//! Retries a record that waits in a tier now, or moves it to the dead letters.
+
+use redeliver_client::messages::{
+    ActOnWaitingRecordsRequest, Header, Position, WaitingAction, WaitingRecord, WaitingRecordContents,
+};
+use redeliver_core::Pipeline;
+use redeliver_runtime::config::Verb as Permission;
+use serde::Deserialize;
+
+use super::{Act, Sheet, edit, fact, when};
+use crate::access::Need;
+use crate::backend::Backend;
+use crate::command::Command;
+use crate::form::{self, Field, Fields};
+use crate::html;
+use crate::page::{Button, Frame, Part, Problem, address};
+use crate::pages::trace;
+
+pub(super) const SECTION: &str = "/waiting";
+
+#[derive(Clone, Copy, Default, Deserialize, PartialEq)]
+#[serde(rename_all = "lowercase")]
+enum Verb {
+    #[default]
+    Retry,
+    Dead,
+}
+
+/// What an action needs, and an edit more.
+fn needs(record: &WaitingRecord) -> Vec<Need> {
+    vec![Need::dead_letters(Permission::Operate, &dead_letters(record))]
+}
+
+/// The topic whose scopes decide about the records of a pipeline.
+pub(super) fn dead_letters(record: &WaitingRecord) -> String {
+    Pipeline::new(&record.pipeline).dead_letter_topic().to_string()
+}
+
+/// What can be done with a record that waits in a tier.
+pub(crate) fn buttons(record: &WaitingRecord) -> Vec<Button> {
+    let Some(position) = &record.position else {
+        return Vec::new();
+    };
+    if matches!(record.place.as_str(), "due" | "scheduler") {
+        return Vec::new();
+    }
+    let id = html::position(position);
+    let act = |label, verb| Button::new(label, address("/act/waiting", &[("id", &id), ("verb", verb)]));
+    vec![
+        act("Retry", "retry"),
+        act("Move to dead letters", "dead"),
+        Button::new("Edit", edit::link_of_waiting(&id)),
+    ]
+}
+
+/// The page with what has become of a request.
+pub(super) fn outcome(request_id: &str) -> String {
+    address(SECTION, &[("request", request_id)])
+}
+
+/// The position with this text.
+fn position(id: &str) -> Part<Position> {
+    trace::position(id).ok_or_else(|| Problem::invalid("`id` must be topic/partition/offset."))
+}
+
+/// The record at a position, with its contents.
+pub(super) async fn record(backend: &Backend, id: &str, reason: &str) -> Part<WaitingRecordContents> {
+    let client = backend.with_reason(reason)?.waiting();
+    Ok(client.record(position(id)?).await?)
+}
+
+/// Requests an action. The page with its outcome.
+pub(super) async fn request(
+    backend: &Backend,
+    id: &str,
+    request: ActOnWaitingRecordsRequest,
+) -> Part<Option<String>> {
+    let request = ActOnWaitingRecordsRequest {
+        positions: vec![position(id)?],
+        ..request
+    };
+    let actions = backend.waiting().act(request).await?;
+    Ok(Some(outcome(&actions.request_id)))
+}
+
+#[derive(Default, Deserialize)]
+#[serde(default)]
+pub(super) struct Change {
+    id: String,
+    verb: Verb,
+    reason: String,
+}
+
+impl Fields for Change {}
+
+impl Act for Change {
+    const SECTION: &'static str = SECTION;
+
+    async fn sheet(&self, backend: &Backend, frame: &Frame) -> Part<Sheet> {
+        let reason = form::reason(&self.reason).unwrap_or_default();
+        let found = record(backend, &self.id, reason).await?;
+        let (record, contents) = (
+            found.record.unwrap_or_default(),
+            found.contents.unwrap_or_default(),
+        );
+        let mut facts = vec![
+            fact("Waits in", format!("{} of {}", record.place, record.pipeline)),
+            ("Due", when(record.due_at, frame)),
+            fact("Attempts", record.attempts.to_string()),
+            fact(
+                "Last failure",
+                format!("{} {}", record.error_code, record.error_message),
+            ),
+        ];
+        if contents.payload_withheld == 0 {
+            facts.push(("Key", html::line(contents.key.as_deref())));
+            let headers = contents.headers.iter();
+            let headers = headers.map(|Header { name, value }| {
+                format!("{}={}", html::escaped(name), html::line(value.as_deref()))
+            });
+            facts.push((
+                "Headers",
+                askama::filters::Safe(headers.collect::<Vec<_>>().join(", ")),
+            ));
+            facts.push(("Value", html::line(contents.value.as_deref())));
+        } else {
+            facts.push(fact("Contents", "need the scope dead-letters:payload"));
+        }
+        let (verb, title, button) = match self.verb {
+            Verb::Retry => ("retry", "Retry a waiting record", "Retry 1 record now"),
+            Verb::Dead => (
+                "dead",
+                "Give up a waiting record",
+                "Move 1 record to the dead letters",
+            ),
+        };
+        let command = Command::new(&format!("waiting {verb}"))
+            .option("--reason", &self.reason)
+            .argument(&self.id);
+        Ok(Sheet {
+            facts,
+            fields: vec![
+                Field::hidden("id", &self.id),
+                Field::hidden("verb", verb),
+                Field::reason(&self.reason),
+            ],
+            ..Sheet::new(needs(&record), title, button, command, SECTION.to_owned())
+        })
+    }
+
+    async fn run(&self, backend: &Backend, request_id: &str) -> Part<Option<String>> {
+        let action = match self.verb {
+            Verb::Retry => WaitingAction::Retry,
+            Verb::Dead => WaitingAction::Dead,
+        };
+        let request = ActOnWaitingRecordsRequest {
+            action: action.into(),
+            reason: form::reason(&self.reason)?.to_owned(),
+            request_id: request_id.to_owned(),
+            ..ActOnWaitingRecordsRequest::default()
+        };
+        self::request(backend, &self.id, request).await
+    }
+}
