@@ -94,11 +94,9 @@ impl<'c> Pods<'c> {
             }
             stays
         });
-        for (uid, pod) in &pods {
-            if !self.running.contains_key(uid) {
-                self.running.insert(uid.clone(), self.start(pod));
-            }
-        }
+        let new = pods.iter().filter(|(uid, _)| !self.running.contains_key(*uid));
+        let started: Vec<_> = new.map(|(uid, pod)| (uid.clone(), self.start(pod))).collect();
+        self.running.extend(started);
         if !are_same {
             self.show_to_prometheus();
         }
