@@ -125,7 +125,7 @@ impl Scans {
         let topics: Vec<&str> = topics.map(|topic| &**topic).collect();
         let ids = match actions.is_empty() {
             true => BTreeMap::new(),
-            false => TopicClient::new(&self.kafka)?.ids(&topics)?,
+            false => TopicClient::new(&self.kafka)?.known_ids(&topics)?,
         };
         Ok(Moved { actions, ids })
     }
@@ -133,7 +133,7 @@ impl Scans {
     /// What groups of tiers have completed in these topics, and their ids. Blocks.
     pub(crate) fn passed(&self, topics: &[(HumanDuration, Arc<str>)]) -> Result<Passed, ReadError> {
         let names: Vec<&str> = topics.iter().map(|(_, topic)| &**topic).collect();
-        let ids = TopicClient::new(&self.kafka)?.ids(&names)?;
+        let ids = TopicClient::new(&self.kafka)?.known_ids(&names)?;
         let groups = topics.iter().map(|(tier, topic)| {
             let group = retry_tier_group(&self.kafka.id_prefix, *tier);
             (group, topic.clone())
