@@ -10340,6 +10340,147 @@ pub struct JobOutcome {
     #[prost(bool, tag = "12")]
     pub discarded: bool,
 }
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct GetWaitingRecordRequest {
+    /// Its position in the topic of a tier.
+    #[prost(message, optional, tag = "1")]
+    pub position: ::core::option::Option<Position>,
+}
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct WaitingRecordContents {
+    #[prost(message, optional, tag = "1")]
+    pub record: ::core::option::Option<WaitingRecord>,
+    /// As the FULL view of a dead letter, as far as the record has the fields. `dead_at` is the timestamp of the record.
+    #[prost(message, optional, tag = "2")]
+    pub contents: ::core::option::Option<DeadLetter>,
+}
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct ActOnWaitingRecordsRequest {
+    /// At most 10000 positions in topics of tiers.
+    #[prost(message, repeated, tag = "1")]
+    pub positions: ::prost::alloc::vec::Vec<Position>,
+    /// Instead of `positions`: the records in tiers that match now, those that are due first. Others that match later are not concerned.
+    #[prost(message, optional, tag = "2")]
+    pub filter: ::core::option::Option<WaitingFilter>,
+    /// With a filter: at most this many, 1 to 10000.
+    #[prost(uint32, tag = "3")]
+    pub max_records: u32,
+    #[prost(enumeration = "WaitingAction", tag = "4")]
+    pub action: i32,
+    /// For EDIT, which is about one position.
+    #[prost(message, optional, tag = "5")]
+    pub edit: ::core::option::Option<RedriveEdit>,
+    /// For EDIT: the `content_hash` of the record that the caller has seen. ABORTED (RECORD_CHANGED) if it is another one.
+    #[prost(bytes = "bytes", tag = "6")]
+    pub content_hash: ::prost::bytes::Bytes,
+    /// The reason, for the audit log and the dead letter. At most 1000 bytes.
+    #[prost(string, tag = "7")]
+    pub reason: ::prost::alloc::string::String,
+    /// Different for each request: 1 to 100 letters, digits, `-` and `_`. A repeated request has no effect. INVALID_ARGUMENT (REQUEST_ID_USED) if it was used for a
+    /// request that differs.
+    #[prost(string, tag = "8")]
+    pub request_id: ::prost::alloc::string::String,
+    /// Answers how many records it would be about.
+    #[prost(bool, tag = "9")]
+    pub dry_run: bool,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct GetWaitingActionsRequest {
+    #[prost(string, tag = "1")]
+    pub request_id: ::prost::alloc::string::String,
+}
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct WaitingActions {
+    #[prost(string, tag = "1")]
+    pub request_id: ::prost::alloc::string::String,
+    #[prost(enumeration = "WaitingAction", tag = "2")]
+    pub action: i32,
+    /// Who asked for it, why and when.
+    #[prost(string, tag = "3")]
+    pub by: ::prost::alloc::string::String,
+    #[prost(string, tag = "4")]
+    pub reason: ::prost::alloc::string::String,
+    #[prost(message, optional, tag = "5")]
+    pub time: ::core::option::Option<::prost_types::Timestamp>,
+    /// Of how many records the caller may know.
+    #[prost(uint32, tag = "6")]
+    pub records: u32,
+    /// How many of them have no outcome yet.
+    #[prost(uint32, tag = "7")]
+    pub pending: u32,
+    /// With a filter in the request: how many records in tiers match.
+    #[prost(uint64, tag = "8")]
+    pub matching: u64,
+    /// Not in the answer to a dry run.
+    #[prost(message, repeated, tag = "9")]
+    pub acted: ::prost::alloc::vec::Vec<WaitingActed>,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct WaitingActed {
+    #[prost(message, optional, tag = "1")]
+    pub position: ::core::option::Option<Position>,
+    #[prost(enumeration = "WaitingActionState", tag = "2")]
+    pub state: i32,
+    /// Where it was written, if the broker has told it.
+    #[prost(message, optional, tag = "3")]
+    pub written: ::core::option::Option<Position>,
+    #[prost(string, tag = "4")]
+    pub problem: ::prost::alloc::string::String,
+    #[prost(message, optional, tag = "5")]
+    pub time: ::core::option::Option<::prost_types::Timestamp>,
+}
+/// A request in the topic `redeliver.waiting.actions`, with the key `request/ID`.
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct WaitingRequestRecord {
+    /// Different for each change, so that a writer recognises its own.
+    #[prost(bytes = "bytes", tag = "1")]
+    pub change_id: ::prost::bytes::Bytes,
+    #[prost(enumeration = "WaitingAction", tag = "2")]
+    pub action: i32,
+    #[prost(message, optional, tag = "3")]
+    pub edit: ::core::option::Option<RedriveEdit>,
+    #[prost(string, tag = "4")]
+    pub by: ::prost::alloc::string::String,
+    #[prost(string, tag = "5")]
+    pub reason: ::prost::alloc::string::String,
+    #[prost(message, optional, tag = "6")]
+    pub at: ::core::option::Option<::prost_types::Timestamp>,
+    #[prost(message, repeated, tag = "7")]
+    pub partitions: ::prost::alloc::vec::Vec<WaitingPartition>,
+    /// The SHA-256 of the request. One with the same id and another hash is refused.
+    #[prost(bytes = "bytes", tag = "8")]
+    pub request_hash: ::prost::bytes::Bytes,
+}
+/// Records of a partition of a tier.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct WaitingPartition {
+    #[prost(string, tag = "1")]
+    pub topic: ::prost::alloc::string::String,
+    /// The id of the topic, 16 bytes; empty if the broker has none.
+    #[prost(bytes = "bytes", tag = "2")]
+    pub topic_id: ::prost::bytes::Bytes,
+    #[prost(int32, tag = "3")]
+    pub partition: i32,
+    #[prost(int64, repeated, tag = "4")]
+    pub offsets: ::prost::alloc::vec::Vec<i64>,
+}
+/// What has become of a record, with the key `done/TOPIC_ID/TOPIC/PARTITION/OFFSET`. The owner of the partition writes it, in the transaction that does it.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct WaitingDone {
+    #[prost(string, tag = "1")]
+    pub request_id: ::prost::alloc::string::String,
+    #[prost(enumeration = "WaitingActionState", tag = "2")]
+    pub state: i32,
+    #[prost(message, optional, tag = "3")]
+    pub written: ::core::option::Option<Position>,
+    #[prost(string, tag = "4")]
+    pub problem: ::prost::alloc::string::String,
+    #[prost(message, optional, tag = "5")]
+    pub time: ::core::option::Option<::prost_types::Timestamp>,
+    /// The record was written elsewhere: the tier skips it where it was.
+    #[prost(bool, tag = "6")]
+    pub moved: bool,
+}
 /// Which records come first. Records without this value are last.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, ::prost::Enumeration)]
 #[repr(i32)]
@@ -10369,186 +10510,6 @@ impl WaitingOrder {
             "WAITING_ORDER_UNSPECIFIED" => Some(Self::Unspecified),
             "WAITING_ORDER_ATTEMPTS" => Some(Self::Attempts),
             "WAITING_ORDER_AGE" => Some(Self::Age),
-            _ => None,
-        }
-    }
-}
-#[derive(Clone, PartialEq, ::prost::Message)]
-pub struct GetWaitingRecordRequest {
-    #[prost(message, optional, tag = "1")]
-    pub position: ::core::option::Option<Position>,
-}
-#[derive(Clone, PartialEq, ::prost::Message)]
-pub struct WaitingRecordContents {
-    #[prost(message, optional, tag = "1")]
-    pub record: ::core::option::Option<WaitingRecord>,
-    #[prost(message, optional, tag = "2")]
-    pub contents: ::core::option::Option<DeadLetter>,
-}
-#[derive(Clone, PartialEq, ::prost::Message)]
-pub struct ActOnWaitingRecordsRequest {
-    #[prost(message, repeated, tag = "1")]
-    pub positions: ::prost::alloc::vec::Vec<Position>,
-    #[prost(message, optional, tag = "2")]
-    pub filter: ::core::option::Option<WaitingFilter>,
-    #[prost(uint32, tag = "3")]
-    pub max_records: u32,
-    #[prost(enumeration = "WaitingAction", tag = "4")]
-    pub action: i32,
-    #[prost(message, optional, tag = "5")]
-    pub edit: ::core::option::Option<RedriveEdit>,
-    #[prost(bytes = "bytes", tag = "6")]
-    pub content_hash: ::prost::bytes::Bytes,
-    #[prost(string, tag = "7")]
-    pub reason: ::prost::alloc::string::String,
-    #[prost(string, tag = "8")]
-    pub request_id: ::prost::alloc::string::String,
-    #[prost(bool, tag = "9")]
-    pub dry_run: bool,
-}
-#[derive(Clone, PartialEq, ::prost::Message)]
-pub struct GetWaitingActionsRequest {
-    #[prost(string, tag = "1")]
-    pub request_id: ::prost::alloc::string::String,
-}
-#[derive(Clone, PartialEq, ::prost::Message)]
-pub struct WaitingActions {
-    #[prost(string, tag = "1")]
-    pub request_id: ::prost::alloc::string::String,
-    #[prost(enumeration = "WaitingAction", tag = "2")]
-    pub action: i32,
-    #[prost(string, tag = "3")]
-    pub by: ::prost::alloc::string::String,
-    #[prost(string, tag = "4")]
-    pub reason: ::prost::alloc::string::String,
-    #[prost(message, optional, tag = "5")]
-    pub time: ::core::option::Option<::prost_types::Timestamp>,
-    #[prost(uint32, tag = "6")]
-    pub records: u32,
-    #[prost(uint32, tag = "7")]
-    pub pending: u32,
-    #[prost(uint64, tag = "8")]
-    pub matching: u64,
-    #[prost(message, repeated, tag = "9")]
-    pub acted: ::prost::alloc::vec::Vec<WaitingActed>,
-}
-#[derive(Clone, PartialEq, ::prost::Message)]
-pub struct WaitingActed {
-    #[prost(message, optional, tag = "1")]
-    pub position: ::core::option::Option<Position>,
-    #[prost(enumeration = "WaitingActionState", tag = "2")]
-    pub state: i32,
-    #[prost(message, optional, tag = "3")]
-    pub written: ::core::option::Option<Position>,
-    #[prost(string, tag = "4")]
-    pub problem: ::prost::alloc::string::String,
-    #[prost(message, optional, tag = "5")]
-    pub time: ::core::option::Option<::prost_types::Timestamp>,
-}
-#[derive(Clone, PartialEq, ::prost::Message)]
-pub struct WaitingRequestRecord {
-    #[prost(bytes = "bytes", tag = "1")]
-    pub change_id: ::prost::bytes::Bytes,
-    #[prost(enumeration = "WaitingAction", tag = "2")]
-    pub action: i32,
-    #[prost(message, optional, tag = "3")]
-    pub edit: ::core::option::Option<RedriveEdit>,
-    #[prost(string, tag = "4")]
-    pub by: ::prost::alloc::string::String,
-    #[prost(string, tag = "5")]
-    pub reason: ::prost::alloc::string::String,
-    #[prost(message, optional, tag = "6")]
-    pub at: ::core::option::Option<::prost_types::Timestamp>,
-    #[prost(message, repeated, tag = "7")]
-    pub partitions: ::prost::alloc::vec::Vec<WaitingPartition>,
-    #[prost(bytes = "bytes", tag = "8")]
-    pub request_hash: ::prost::bytes::Bytes,
-}
-#[derive(Clone, PartialEq, ::prost::Message)]
-pub struct WaitingPartition {
-    #[prost(string, tag = "1")]
-    pub topic: ::prost::alloc::string::String,
-    #[prost(bytes = "bytes", tag = "2")]
-    pub topic_id: ::prost::bytes::Bytes,
-    #[prost(int32, tag = "3")]
-    pub partition: i32,
-    #[prost(int64, repeated, tag = "4")]
-    pub offsets: ::prost::alloc::vec::Vec<i64>,
-}
-#[derive(Clone, PartialEq, ::prost::Message)]
-pub struct WaitingDone {
-    #[prost(string, tag = "1")]
-    pub request_id: ::prost::alloc::string::String,
-    #[prost(enumeration = "WaitingActionState", tag = "2")]
-    pub state: i32,
-    #[prost(message, optional, tag = "3")]
-    pub written: ::core::option::Option<Position>,
-    #[prost(string, tag = "4")]
-    pub problem: ::prost::alloc::string::String,
-    #[prost(message, optional, tag = "5")]
-    pub time: ::core::option::Option<::prost_types::Timestamp>,
-    #[prost(bool, tag = "6")]
-    pub moved: bool,
-}
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, ::prost::Enumeration)]
-#[repr(i32)]
-pub enum WaitingAction {
-    Unspecified = 0,
-    Retry = 1,
-    Dead = 2,
-    Edit = 3,
-}
-impl WaitingAction {
-    pub fn as_str_name(&self) -> &'static str {
-        match self {
-            Self::Unspecified => "WAITING_ACTION_UNSPECIFIED",
-            Self::Retry => "WAITING_ACTION_RETRY",
-            Self::Dead => "WAITING_ACTION_DEAD",
-            Self::Edit => "WAITING_ACTION_EDIT",
-        }
-    }
-    pub fn from_str_name(value: &str) -> ::core::option::Option<Self> {
-        match value {
-            "WAITING_ACTION_UNSPECIFIED" => Some(Self::Unspecified),
-            "WAITING_ACTION_RETRY" => Some(Self::Retry),
-            "WAITING_ACTION_DEAD" => Some(Self::Dead),
-            "WAITING_ACTION_EDIT" => Some(Self::Edit),
-            _ => None,
-        }
-    }
-}
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, ::prost::Enumeration)]
-#[repr(i32)]
-pub enum WaitingActionState {
-    Unspecified = 0,
-    Retried = 1,
-    Dead = 2,
-    Edited = 3,
-    Gone = 4,
-    Void = 5,
-    Refused = 6,
-}
-impl WaitingActionState {
-    pub fn as_str_name(&self) -> &'static str {
-        match self {
-            Self::Unspecified => "WAITING_ACTION_STATE_UNSPECIFIED",
-            Self::Retried => "WAITING_ACTION_STATE_RETRIED",
-            Self::Dead => "WAITING_ACTION_STATE_DEAD",
-            Self::Edited => "WAITING_ACTION_STATE_EDITED",
-            Self::Gone => "WAITING_ACTION_STATE_GONE",
-            Self::Void => "WAITING_ACTION_STATE_VOID",
-            Self::Refused => "WAITING_ACTION_STATE_REFUSED",
-        }
-    }
-    pub fn from_str_name(value: &str) -> ::core::option::Option<Self> {
-        match value {
-            "WAITING_ACTION_STATE_UNSPECIFIED" => Some(Self::Unspecified),
-            "WAITING_ACTION_STATE_RETRIED" => Some(Self::Retried),
-            "WAITING_ACTION_STATE_DEAD" => Some(Self::Dead),
-            "WAITING_ACTION_STATE_EDITED" => Some(Self::Edited),
-            "WAITING_ACTION_STATE_GONE" => Some(Self::Gone),
-            "WAITING_ACTION_STATE_VOID" => Some(Self::Void),
-            "WAITING_ACTION_STATE_REFUSED" => Some(Self::Refused),
             _ => None,
         }
     }
@@ -10712,6 +10673,86 @@ impl JobOutcomeState {
         }
     }
 }
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, ::prost::Enumeration)]
+#[repr(i32)]
+pub enum WaitingAction {
+    Unspecified = 0,
+    /// It goes to its return topic, unless its tier is paused. It counts for the rate of the tier.
+    Retry = 1,
+    /// It goes to the dead-letter topic.
+    Dead = 2,
+    /// It goes to the end of the same tier with other contents, and is due at the same time.
+    Edit = 3,
+}
+impl WaitingAction {
+    /// String value of the enum field names used in the ProtoBuf definition.
+    ///
+    /// The values are not transformed in any way and thus are considered stable
+    /// (if the ProtoBuf definition does not change) and safe for programmatic use.
+    pub fn as_str_name(&self) -> &'static str {
+        match self {
+            Self::Unspecified => "WAITING_ACTION_UNSPECIFIED",
+            Self::Retry => "WAITING_ACTION_RETRY",
+            Self::Dead => "WAITING_ACTION_DEAD",
+            Self::Edit => "WAITING_ACTION_EDIT",
+        }
+    }
+    /// Creates an enum from field names used in the ProtoBuf definition.
+    pub fn from_str_name(value: &str) -> ::core::option::Option<Self> {
+        match value {
+            "WAITING_ACTION_UNSPECIFIED" => Some(Self::Unspecified),
+            "WAITING_ACTION_RETRY" => Some(Self::Retry),
+            "WAITING_ACTION_DEAD" => Some(Self::Dead),
+            "WAITING_ACTION_EDIT" => Some(Self::Edit),
+            _ => None,
+        }
+    }
+}
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, ::prost::Enumeration)]
+#[repr(i32)]
+pub enum WaitingActionState {
+    /// Its tier has not acted yet: it is not running, is paused, or cannot write to the destination.
+    Unspecified = 0,
+    Retried = 1,
+    Dead = 2,
+    Edited = 3,
+    /// It had left the tier before: retried, moved, or acted on by another request. `problem` says if it will become a malformed dead letter.
+    Gone = 4,
+    /// The topic of the tier was created again.
+    Void = 5,
+    /// The topic refuses the record, for example because it is too large. It waits as it was, at the end of its tier.
+    Refused = 6,
+}
+impl WaitingActionState {
+    /// String value of the enum field names used in the ProtoBuf definition.
+    ///
+    /// The values are not transformed in any way and thus are considered stable
+    /// (if the ProtoBuf definition does not change) and safe for programmatic use.
+    pub fn as_str_name(&self) -> &'static str {
+        match self {
+            Self::Unspecified => "WAITING_ACTION_STATE_UNSPECIFIED",
+            Self::Retried => "WAITING_ACTION_STATE_RETRIED",
+            Self::Dead => "WAITING_ACTION_STATE_DEAD",
+            Self::Edited => "WAITING_ACTION_STATE_EDITED",
+            Self::Gone => "WAITING_ACTION_STATE_GONE",
+            Self::Void => "WAITING_ACTION_STATE_VOID",
+            Self::Refused => "WAITING_ACTION_STATE_REFUSED",
+        }
+    }
+    /// Creates an enum from field names used in the ProtoBuf definition.
+    pub fn from_str_name(value: &str) -> ::core::option::Option<Self> {
+        match value {
+            "WAITING_ACTION_STATE_UNSPECIFIED" => Some(Self::Unspecified),
+            "WAITING_ACTION_STATE_RETRIED" => Some(Self::Retried),
+            "WAITING_ACTION_STATE_DEAD" => Some(Self::Dead),
+            "WAITING_ACTION_STATE_EDITED" => Some(Self::Edited),
+            "WAITING_ACTION_STATE_GONE" => Some(Self::Gone),
+            "WAITING_ACTION_STATE_VOID" => Some(Self::Void),
+            "WAITING_ACTION_STATE_REFUSED" => Some(Self::Refused),
+            _ => None,
+        }
+    }
+}
 /// Generated client implementations.
 pub mod waiting_service_client {
     #![allow(
@@ -10723,9 +10764,9 @@ pub mod waiting_service_client {
     )]
     use tonic::codegen::*;
     use tonic::codegen::http::Uri;
-    /// The failed records that wait for their next attempt, and the life of single records. Answers contain no values and user headers.
+    /// The failed records that wait for their next attempt, and the life of single records. Only GetWaitingRecord answers with values and user headers.
     ///
-    /// Except for GetJobOutcomes, nothing is indexed: each call reads topics of Kafka, and sends its progress until it sends its answer, with which the stream ends. A
+    /// Except for GetJobOutcomes and the calls about single records, nothing is indexed: each call reads topics of Kafka, and sends its progress until it sends its answer, with which the stream ends. A
     /// server reads for two calls at the same time. Others wait up to 10 seconds, and then fail with RESOURCE_EXHAUSTED (TOO_MANY_SCANS). A
     /// scan ends after 10 minutes with DEADLINE_EXCEEDED (SCAN_TOO_LONG). UNAVAILABLE (KAFKA_UNAVAILABLE): Kafka does not answer.
     ///
@@ -10919,10 +10960,14 @@ pub mod waiting_service_client {
                 );
             self.inner.unary(req, path, codec).await
         }
+        /// A record that waits in a tier, with its contents. NOT_FOUND (RECORD_NOT_FOUND) if it does not wait there any more.
         pub async fn get_waiting_record(
             &mut self,
             request: impl tonic::IntoRequest<super::GetWaitingRecordRequest>,
-        ) -> std::result::Result<tonic::Response<super::WaitingRecordContents>, tonic::Status> {
+        ) -> std::result::Result<
+            tonic::Response<super::WaitingRecordContents>,
+            tonic::Status,
+        > {
             self.inner
                 .ready()
                 .await
@@ -10942,6 +10987,10 @@ pub mod waiting_service_client {
                 );
             self.inner.unary(req, path, codec).await
         }
+        /// Has records that wait in tiers retried now, moved to the dead letters, or edited. The tier that owns a record does it, in one transaction with the outcome and an
+        /// entry of the audit log, so that each record has one outcome whatever is killed. JobService has the same for what waits with the scheduler.
+        ///
+        /// Also requires the scope dead-letters:operate for the dead-letter topic; an edit requires what RedriveService.PlanEdit does.
         pub async fn act_on_waiting_records(
             &mut self,
             request: impl tonic::IntoRequest<super::ActOnWaitingRecordsRequest>,
@@ -10965,6 +11014,7 @@ pub mod waiting_service_client {
                 );
             self.inner.unary(req, path, codec).await
         }
+        /// What has become of a request, for a day and as long as one of its records was not passed by its tier. NOT_FOUND (REQUEST_NOT_FOUND) after that.
         pub async fn get_waiting_actions(
             &mut self,
             request: impl tonic::IntoRequest<super::GetWaitingActionsRequest>,
@@ -11055,22 +11105,31 @@ pub mod waiting_service_server {
             tonic::Response<super::GetJobOutcomesResponse>,
             tonic::Status,
         >;
+        /// A record that waits in a tier, with its contents. NOT_FOUND (RECORD_NOT_FOUND) if it does not wait there any more.
         async fn get_waiting_record(
             &self,
             request: tonic::Request<super::GetWaitingRecordRequest>,
-        ) -> std::result::Result<tonic::Response<super::WaitingRecordContents>, tonic::Status>;
+        ) -> std::result::Result<
+            tonic::Response<super::WaitingRecordContents>,
+            tonic::Status,
+        >;
+        /// Has records that wait in tiers retried now, moved to the dead letters, or edited. The tier that owns a record does it, in one transaction with the outcome and an
+        /// entry of the audit log, so that each record has one outcome whatever is killed. JobService has the same for what waits with the scheduler.
+        ///
+        /// Also requires the scope dead-letters:operate for the dead-letter topic; an edit requires what RedriveService.PlanEdit does.
         async fn act_on_waiting_records(
             &self,
             request: tonic::Request<super::ActOnWaitingRecordsRequest>,
         ) -> std::result::Result<tonic::Response<super::WaitingActions>, tonic::Status>;
+        /// What has become of a request, for a day and as long as one of its records was not passed by its tier. NOT_FOUND (REQUEST_NOT_FOUND) after that.
         async fn get_waiting_actions(
             &self,
             request: tonic::Request<super::GetWaitingActionsRequest>,
         ) -> std::result::Result<tonic::Response<super::WaitingActions>, tonic::Status>;
     }
-    /// The failed records that wait for their next attempt, and the life of single records. Answers contain no values and user headers.
+    /// The failed records that wait for their next attempt, and the life of single records. Only GetWaitingRecord answers with values and user headers.
     ///
-    /// Except for GetJobOutcomes, nothing is indexed: each call reads topics of Kafka, and sends its progress until it sends its answer, with which the stream ends. A
+    /// Except for GetJobOutcomes and the calls about single records, nothing is indexed: each call reads topics of Kafka, and sends its progress until it sends its answer, with which the stream ends. A
     /// server reads for two calls at the same time. Others wait up to 10 seconds, and then fail with RESOURCE_EXHAUSTED (TOO_MANY_SCANS). A
     /// scan ends after 10 minutes with DEADLINE_EXCEEDED (SCAN_TOO_LONG). UNAVAILABLE (KAFKA_UNAVAILABLE): Kafka does not answer.
     ///
@@ -11404,7 +11463,10 @@ pub mod waiting_service_server {
                         ) -> Self::Future {
                             let inner = Arc::clone(&self.0);
                             let fut = async move {
-                                <T as WaitingService>::act_on_waiting_records(&inner, request)
+                                <T as WaitingService>::act_on_waiting_records(
+                                        &inner,
+                                        request,
+                                    )
                                     .await
                             };
                             Box::pin(fut)
