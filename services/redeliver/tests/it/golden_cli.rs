@@ -16,7 +16,7 @@ fn output_of(arguments: &[&str]) -> CommandOutput {
 fn subcommands_are_listed() {
     for (command, expected) in [
         ("jobs", "schedule get cancel reschedule ls stats apps help"),
-        ("waiting", "ls stats help"),
+        ("waiting", "ls stats show retry dead edit actions help"),
         (
             "schedules",
             "create set update ls get pause resume trigger preview delete help",

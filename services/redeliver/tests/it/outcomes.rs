@@ -253,7 +253,7 @@ fn paused_record_is_not_running() {
     cli.change(&["pause", &pipeline]);
     enricher.until_ready_but(&format!("paused pipelines: {}", pipe.name()));
 
-    let second = schedule(&services, "also fine");
+    let second = schedule(&services, "fine");
     let dispatched = outcome(&services, &second, "dispatched");
     assert!(
         reason(&dispatched).contains("the pipeline is paused"),
