@@ -183,18 +183,18 @@ impl WaitingActions {
         })
     }
 
-    fn update(&mut self, partition: TierPartition, update: impl FnOnce(&mut PartitionActions)) {
+    fn update(&mut self, partition: &TierPartition, update: impl FnOnce(&mut PartitionActions)) {
         let actions = Arc::make_mut(self.partitions.entry(partition.clone()).or_default());
         update(actions);
         if actions.pending.is_empty() && actions.done.is_empty() {
-            self.partitions.remove(&partition);
+            self.partitions.remove(partition);
         }
     }
 
     fn apply_request(&mut self, id: &str, record: &Record) {
         if let Some(before) = self.table.get(id).cloned() {
             for (partition, _) in before.partitions() {
-                self.update(partition, |actions| {
+                self.update(&partition, |actions| {
                     actions.pending.retain(|_, pending| pending.id() != id);
                 });
             }
@@ -204,7 +204,7 @@ impl WaitingActions {
         let request = self.table.get(id).cloned().filter(|request| !request.is_newer());
         let Some(request) = request else { return };
         for (partition, offsets) in request.partitions() {
-            self.update(partition, |actions| {
+            self.update(&partition, |actions| {
                 for offset in offsets {
                     if !actions.done.contains_key(offset) {
                         actions.pending.entry(*offset).or_insert_with(|| request.clone());
@@ -234,7 +234,7 @@ impl State for WaitingActions {
             .and_then(|key| std::str::from_utf8(key).ok());
         if let Some((partition, offset)) = key.and_then(TierPartition::parse_done_key) {
             let value = record.value.clone();
-            self.update(partition, |actions| {
+            self.update(&partition, |actions| {
                 let Some(value) = value else {
                     actions.done.remove(&offset);
                     return;

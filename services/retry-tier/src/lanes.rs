@@ -3,7 +3,7 @@
 use std::convert::Infallible;
 use std::io;
 use std::sync::Arc;
-use std::sync::mpsc::Sender;
+use std::sync::mpsc::SyncSender;
 
 use redeliver_core::{Clock, HumanDuration, pipeline};
 use redeliver_kafka::{KafkaSettings, Prefetch, TopicState, TopicWatch, Waker};
@@ -29,7 +29,7 @@ pub(crate) struct TierLanes {
     topic_watch: TopicWatch,
     control: Control,
     actions: Actions,
-    lookups: Sender<(Question, Waker)>,
+    lookups: SyncSender<(Question, Waker)>,
 }
 
 impl TierLanes {
@@ -81,10 +81,7 @@ impl TierLanes {
         let waker = Waker::new();
         let ask = Box::new({
             let (lookups, waker) = (self.lookups.clone(), waker.clone());
-            move |question| {
-                // Fails only when the process shuts down.
-                let _ = lookups.send((question, waker.clone()));
-            }
+            move |question| lookups.try_send((question, waker.clone())).is_ok()
         });
         let group = pipeline::retry_tier_group(&self.kafka.id_prefix, tier);
         let serves = Serves {

@@ -1,6 +1,6 @@
 //! Reads waiting records beyond the look-ahead, by offset, for all lanes of the process, on a thread of its own.
 
-use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -13,6 +13,8 @@ use tokio_util::sync::CancellationToken;
 
 /// The maximum size of the records of an answer, in bytes. One record may exceed it.
 const BYTES: usize = 2 << 20;
+/// How many questions wait. A lane whose question has no room asks again later.
+const QUEUED: usize = 64;
 const TIMEOUT: Duration = Duration::from_secs(10);
 /// A client that is not used for this long is dropped, so that it does not outlive its credentials.
 const IDLE: Duration = Duration::from_secs(5);
@@ -47,8 +49,8 @@ pub(crate) struct Lookups {
 }
 
 impl Lookups {
-    pub(crate) fn new(kafka: KafkaSettings, stop: CancellationToken) -> (Self, Sender<Queued>) {
-        let (sender, questions) = channel();
+    pub(crate) fn new(kafka: KafkaSettings, stop: CancellationToken) -> (Self, SyncSender<Queued>) {
+        let (sender, questions) = sync_channel(QUEUED);
         let lookups = Self {
             kafka,
             questions,

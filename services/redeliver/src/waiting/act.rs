@@ -15,7 +15,9 @@ use serde_json::json;
 use super::FilterArgs;
 use crate::connection::CliError;
 use crate::dlq::{ContentArgs, EXIT_INCOMPLETE, InspectorArgs, as_json, as_text, seen};
-use crate::output::{Column, Format, OutputArgs, Text as _, object, print_item, print_items, print_json};
+use crate::output::{
+    Column, Format, Json, OutputArgs, Text as _, object, print_item, print_items, print_json,
+};
 
 const POLL_INTERVAL: Duration = Duration::from_millis(300);
 
@@ -204,7 +206,7 @@ impl RunArgs {
 
 fn print(format: Format, actions: &WaitingActions) {
     match format {
-        Format::Json => print_json(serde_json::Value::from(object(actions))),
+        Format::Json => print_json(Json::from(object(actions))),
         format => print_items(format, &ACTED, &actions.acted, |acted| object(acted).into()),
     }
 }

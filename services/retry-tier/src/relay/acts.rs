@@ -33,7 +33,8 @@ pub(crate) struct ActionContext {
     /// Their topic.
     pub(crate) topic: Arc<str>,
     pub(crate) audit: AuditLog,
-    pub(crate) ask: Box<dyn Fn(Question) + Send>,
+    /// Does not block. Returns whether there will be an answer.
+    pub(crate) ask: Box<dyn Fn(Question) -> bool + Send>,
 }
 
 /// The state of all partitions of a relay.
@@ -173,7 +174,7 @@ impl Acts {
     }
 
     /// The first records beyond the look-ahead, if they have to be looked up.
-    fn to_look_up(&mut self, of: &TierPartition, is_wanted: impl Fn(&Request) -> bool) -> Vec<Position> {
+    fn unread(&self, of: &TierPartition, is_wanted: impl Fn(&Request) -> bool) -> Vec<Position> {
         if self.is_asking || !self.found.is_empty() {
             return Vec::new();
         }
@@ -184,9 +185,7 @@ impl Acts {
             partition: of.partition,
             offset: *offset,
         });
-        let positions: Vec<Position> = positions.collect();
-        self.is_asking = !positions.is_empty();
-        positions
+        positions.collect()
     }
 
     /// Forgets an outcome that was not written. Returns whether the record was read meanwhile.
@@ -453,9 +452,9 @@ impl Relay {
         if is_answered && acting.marks.len() == marks {
             return;
         }
-        let positions = acts.to_look_up(&of, |request| !is_paused || request.action() != Action::Retry);
+        let positions = acts.unread(&of, |request| !is_paused || request.action() != Action::Retry);
         if !positions.is_empty() {
-            (acting.context.ask)(Question {
+            acts.is_asking = (acting.context.ask)(Question {
                 assignment,
                 positions,
                 inbox: acting.inbox.clone(),

@@ -83,7 +83,10 @@ impl Bench {
                     audit: AuditLog::new(&Config::default(), "retry-tier"),
                     ask: Box::new({
                         let asked = asked.clone();
-                        move |question| asked.lock().unwrap().push(question)
+                        move |question| {
+                            asked.lock().unwrap().push(question);
+                            true
+                        }
                     }),
                 },
             },
