@@ -17,43 +17,33 @@ use crate::support::{DEADLINE, Dead, Inspector, InspectorEnv, dead};
 /// A job.
 const JOB: &str = "01KAJQ6Z2B0003000000000A7X";
 
-/// Two pipelines with outputs that read the topic of an application.
+/// A pipeline with an output that reads the topic of an application.
 struct World {
     env: InspectorEnv,
-    source: Arc<str>,
-    /// The names of the pipelines.
-    names: [String; 2],
+    pipeline: Arc<str>,
+    output: Arc<str>,
 }
 
 impl World {
-    async fn new(name: &str) -> Self {
+    fn new(name: &str) -> Self {
         let mut env = InspectorEnv::new(name);
-        let base = env.base.name().to_owned();
-        let source: Arc<str> = format!("{base}-source").into();
-        let names = ["first", "second"].map(|pipeline| format!("{base}-{pipeline}"));
-        for pipeline in &names {
-            env.base.set(&format!("pipelines.{pipeline}.source"), &source);
-            env.base.set(
-                &format!("pipelines.{pipeline}.output"),
-                &format!("{pipeline}-out"),
-            );
+        let pipeline: Arc<str> = env.base.name().into();
+        let output: Arc<str> = format!("{pipeline}-out").into();
+        env.base.set(&format!("pipelines.{pipeline}.output"), &output);
+        env.base.set("scheduler.apps.shop.topic", &pipeline);
+        Self {
+            env,
+            pipeline,
+            output,
         }
-        env.base.set("scheduler.apps.shop.topic", &source);
-        env.recreate_topic(&source, 1).await;
-        Self { env, source, names }
     }
 
-    fn output(&self, pipeline: usize) -> Arc<str> {
-        format!("{}-out", self.names[pipeline]).into()
-    }
-
-    /// Writes the record of a job, and returns its copy in a pipeline.
-    async fn dispatch(&self, job: &str) -> impl Fn(usize) -> Dead {
+    /// Writes the record of a job, and returns its copy in the pipeline.
+    async fn dispatch(&self, job: &str) -> Dead {
         let record = dead("k", "job", &[("job-id", job)]);
         let headers = record.headers.clone();
-        let written = self.env.put(&self.source, 0, vec![record]).await;
-        let names = self.names.clone();
-        move |pipeline| copy(&names[pipeline], &written[0], headers.clone())
+        let written = self.env.put(&self.pipeline, 0, vec![record]).await;
+        copy(&self.pipeline, &written[0], headers)
     }
 }
 
@@ -82,7 +72,7 @@ async fn outcomes(inspector: &mut Inspector, job: &str, topic: &str) -> Vec<v1::
     answer.unwrap().into_inner().outcomes
 }
 
-/// The outcome in the first pipeline, once it has this state.
+/// The outcome in the pipeline, once it has this state.
 async fn until(inspector: &mut Inspector, job: &str, topic: &str, state: State) -> v1::JobOutcome {
     eventually_async(&format!("{job} is {state:?}"), DEADLINE * 2, async || {
         let outcome = outcomes(inspector, job, topic).await.swap_remove(0);
@@ -95,78 +85,40 @@ async fn until(inspector: &mut Inspector, job: &str, topic: &str, state: State) 
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn outcomes_are_those_of_pipelines() {
-    let world = World::new("outcomes-two").await;
-    let output = world.output(0);
-    world.env.recreate_topic(&output, 1).await;
-    let letters = world.env.create_topic("second", 1).await;
-    let in_pipeline = world.dispatch(JOB).await;
-    world.env.put(&output, 0, vec![in_pipeline(0)]).await;
-    let mut letter = in_pipeline(1);
-    letter.headers.push_text("error-class", "permanent");
-    letter.headers.push_text("error-code", "http.404");
-    world.env.put(&letters, 0, vec![letter]).await;
-    let mut inspector = world.env.start().await;
-    inspector.until_listed(&format!("topic = \"{letters}\""), 1).await;
-    until(&mut inspector, JOB, &world.source, State::Succeeded).await;
-    let found = outcomes(&mut inspector, JOB, "").await;
-    let found: Vec<_> = found
-        .iter()
-        .map(|outcome| {
-            let position = outcome.position.as_ref().unwrap();
-            (
-                &*outcome.pipeline,
-                outcome.state(),
-                &*position.topic,
-                &*outcome.error_code,
-            )
-        })
-        .collect();
-    let [first, second] = &world.names;
-    assert_eq!(
-        found,
-        [
-            (&**first, State::Succeeded, &*output, ""),
-            (&**second, State::Dead, &*letters, "http.404"),
-        ]
-    );
-}
-
-#[tokio::test(flavor = "multi_thread")]
 async fn recreated_topic_has_fewer_partitions() {
     const LATER: &str = "01KAJQ6Z2B0003000000000A7Y";
-    let world = World::new("outcomes-fewer").await;
-    let output = world.output(0);
-    world.env.recreate_topic(&output, 2).await;
-    let in_pipeline = world.dispatch(JOB).await;
-    world.env.put(&output, 1, vec![in_pipeline(0)]).await;
-    let mut inspector = world.env.start().await;
-    let found = until(&mut inspector, JOB, &world.source, State::Succeeded).await;
+    let world = World::new("outcomes-fewer");
+    let (env, output) = (&world.env, &world.output);
+    env.recreate_topic(&world.pipeline, 1).await;
+    env.recreate_topic(output, 2).await;
+    let copy = world.dispatch(JOB).await;
+    env.put(output, 1, vec![copy]).await;
+    let mut inspector = env.start().await;
+    let found = until(&mut inspector, JOB, &world.pipeline, State::Succeeded).await;
     assert_eq!(found.position.unwrap().partition, 1);
 
-    delete_topic(world.env.base.brokers(), &output);
-    world.env.recreate_topic(&output, 1).await;
-    let gone = until(&mut inspector, JOB, &world.source, State::Unknown).await;
+    delete_topic(env.base.brokers(), output);
+    env.recreate_topic(output, 1).await;
+    let gone = until(&mut inspector, JOB, &world.pipeline, State::Unknown).await;
     assert!(gone.reason.contains("created again"), "{gone:?}");
-    let in_pipeline = world.dispatch(LATER).await;
-    world.env.put(&output, 0, vec![in_pipeline(0)]).await;
-    let found = until(&mut inspector, LATER, &world.source, State::Succeeded).await;
+    let copy = world.dispatch(LATER).await;
+    env.put(output, 0, vec![copy]).await;
+    let found = until(&mut inspector, LATER, &world.pipeline, State::Succeeded).await;
     assert_eq!(found.position.unwrap().partition, 0);
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn disabled_index_says_so() {
-    let mut world = World::new("outcomes-disabled").await;
+    let mut world = World::new("outcomes-disabled");
     world.env.base.set("dlq_inspector.max_job_outcomes", "0");
     let mut inspector = world.env.start().await;
-    let found = outcomes(&mut inspector, JOB, &world.source).await;
-    let found: Vec<_> = found
-        .iter()
-        .map(|outcome| (outcome.state(), &*outcome.reason))
-        .collect();
+    let found = outcomes(&mut inspector, JOB, &world.pipeline).await;
+    let [outcome] = &found[..] else {
+        panic!("{found:?}");
+    };
     assert_eq!(
-        found,
-        [(State::Unknown, "dlq_inspector.max_job_outcomes is 0"); 2]
+        (outcome.state(), &*outcome.reason),
+        (State::Unknown, "dlq_inspector.max_job_outcomes is 0")
     );
 }
 
