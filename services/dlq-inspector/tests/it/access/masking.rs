@@ -7,6 +7,7 @@ use bytes::Bytes;
 use redeliver_core::{Clock as _, Record, SystemClock};
 use redeliver_kafka::reader::TopicReader;
 use redeliver_proto::convert::to_timestamp;
+use redeliver_testkit::unique;
 use tonic::Request;
 use tonic::client::Grpc;
 
@@ -341,6 +342,7 @@ async fn no_method_answers_what_is_masked() {
             "{ tiers: [2h] }".to_owned(),
         ),
         ("scheduler.apps.shop.topic".to_owned(), pipeline.clone()),
+        ("waiting_actions.enabled".to_owned(), "true".to_owned()),
     ] {
         callers.env.base.set(&key, &value);
     }
@@ -419,16 +421,16 @@ async fn no_method_answers_what_is_masked() {
         ..v1::PlanRedriveRequest::default()
     };
     let previewed = redrives.plan_redrive(redrive).await.unwrap().into_inner().id;
-    let position = |topic: &str| {
-        let position = v1::Position {
-            topic: topic.to_owned(),
-            partition: 0,
-            offset: 0,
-        };
-        v1::TraceRecordRequest {
-            position: Some(position),
-            ..v1::TraceRecordRequest::default()
-        }
+    let position = v1::Position {
+        topic: tier.to_string(),
+        partition: 0,
+        offset: 0,
+    };
+    let retry = v1::ActOnWaitingRecordsRequest {
+        positions: vec![position.clone()],
+        action: v1::WaitingAction::Retry.into(),
+        request_id: unique("masked"),
+        ..v1::ActOnWaitingRecordsRequest::default()
     };
     let outcomes = v1::GetJobOutcomesRequest {
         id: JOB.to_owned(),
@@ -618,7 +620,26 @@ async fn no_method_answers_what_is_masked() {
         ("WaitingService/GetJobOutcomes", outcomes.encode_to_vec()),
         (
             "WaitingService/TraceRecord",
-            position(&format!("{pipeline}-retry-2h")).encode_to_vec(),
+            v1::TraceRecordRequest {
+                position: Some(position.clone()),
+                ..v1::TraceRecordRequest::default()
+            }
+            .encode_to_vec(),
+        ),
+        (
+            "WaitingService/GetWaitingRecord",
+            v1::GetWaitingRecordRequest {
+                position: Some(position),
+            }
+            .encode_to_vec(),
+        ),
+        ("WaitingService/ActOnWaitingRecords", retry.encode_to_vec()),
+        (
+            "WaitingService/GetWaitingActions",
+            v1::GetWaitingActionsRequest {
+                request_id: retry.request_id.clone(),
+            }
+            .encode_to_vec(),
         ),
     ];
     let served = methods();
