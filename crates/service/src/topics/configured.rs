@@ -126,9 +126,12 @@ pub fn of_control(config: &Config) -> TopologySpec {
     }])
 }
 
-/// The topic of actions on waiting records.
+/// The topic of actions on waiting records, and the audit topic, in which tiers record what they have done. None if `waiting_actions` is disabled.
 #[must_use]
 pub fn of_waiting_actions(config: &Config) -> TopologySpec {
+    if !config.waiting_actions.enabled {
+        return TopologySpec::default();
+    }
     let records = "actions on waiting records";
     TopologySpec::of([TopicSpec::of_one_partition(
         config.waiting_actions_topic(),
@@ -136,6 +139,7 @@ pub fn of_waiting_actions(config: &Config) -> TopologySpec {
         records,
         &topic_settings(config),
     )])
+    .join(of_audit(config))
 }
 
 /// The audit topic.
