@@ -53,7 +53,7 @@ pub use auth::{AuthConfig, ClientCertificateConfig, JwtConfig};
 pub use batch::{BatchConfig, BatchValues};
 pub use breaker::{BreakerConfig, FailureRateConfig};
 pub use connections::{ConnectionsConfig, HttpVersion};
-pub use control::{CONTROL_TOPIC, ControlConfig, STATUS_TOPIC, WaitingActionsConfig};
+pub use control::{CONTROL_TOPIC, ControlConfig, STATUS_TOPIC, WAITING_ACTIONS_TOPIC, WaitingActionsConfig};
 pub use error::{ConfigError, Findings, InvalidField, suggestion};
 pub use grouping::{LimitByConfig, OrderingConfig};
 pub use http::{HttpConfig, Meaning, ResponseMode, Status, TlsConfig};

@@ -10,7 +10,7 @@ pub const CONTROL_TOPIC: &str = "redeliver.control";
 /// The status topic, after `kafka.id_prefix`.
 pub const STATUS_TOPIC: &str = "redeliver.status";
 /// The topic of actions on waiting records, after `kafka.id_prefix`.
-const WAITING_ACTIONS_TOPIC: &str = "redeliver.waiting.actions";
+pub const WAITING_ACTIONS_TOPIC: &str = "redeliver.waiting.actions";
 
 /// `control`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]

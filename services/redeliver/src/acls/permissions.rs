@@ -376,6 +376,9 @@ impl Permissions {
         for topic in &spec.topics {
             self.topic(&topic.name, &[Operation::Create, Operation::Read]);
         }
+        if config.waiting_actions.enabled {
+            self.topic(&config.waiting_actions_topic(), &[Operation::Write]);
+        }
         self.allow(
             Resource::Group(Name::Prefix(config.kafka.id(OWN))),
             &[Operation::Read],
