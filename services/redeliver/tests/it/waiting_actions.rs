@@ -16,7 +16,7 @@ use crate::support::{DEADLINE, Pipe, PipeBuilder};
 struct World {
     pipe: Pipe,
     server: String,
-    _inspector: ServiceProcess,
+    inspector: ServiceProcess,
 }
 
 impl World {
@@ -44,7 +44,7 @@ impl World {
         Self {
             pipe,
             server,
-            _inspector: inspector,
+            inspector,
         }
     }
 
@@ -270,6 +270,7 @@ fn changed_prefix_keeps_outcomes() {
     let dead = world.run(0, &["dead", &ids[0], &ids[1]]);
     assert_eq!(states(&dead), ["dead", "dead"]);
     tier.shut_down();
+    world.inspector.shut_down();
 
     let changed = with_prefix(&world.pipe, &format!("{}-", world.pipe.name()));
     let copied = |expected: &str| {
