@@ -200,6 +200,19 @@ mod tests {
     use super::*;
 
     #[test]
+    fn disabled_actions_need_no_topics() {
+        let names = |yaml: &str| -> Vec<String> {
+            let spec = of_waiting_actions(&Config::from_yaml(yaml).unwrap());
+            spec.topics.iter().map(|topic| topic.name.to_string()).collect()
+        };
+        assert!(names("{}").is_empty());
+        assert_eq!(
+            names("waiting_actions: { enabled: true }"),
+            ["redeliver.waiting.actions", "redeliver.audit"]
+        );
+    }
+
+    #[test]
     fn scheduler_topics_follow_ingest() {
         let yaml = "{ pipelines: { crawl: { long_waits: scheduler }, docs: {} }, scheduler: { apps: { a: { topic: sms } } } }";
         let spec = of_scheduler(&Config::from_yaml(yaml).unwrap());
