@@ -6,9 +6,9 @@ use redeliver_core::JobId;
 use redeliver_proto::v1::waiting_service_client::WaitingServiceClient;
 use redeliver_proto::v1::{
     ActOnWaitingRecordsRequest, GetJobOutcomesRequest, GetWaitingActionsRequest, GetWaitingRecordRequest,
-    GetWaitingStatsRequest, JobOutcome, JobOutcomeState, ListWaitingRequest, PipelineTrace, Position, ScanProgress,
-    TraceRecordRequest, WaitingAction, WaitingActions, WaitingRecordContents, WaitingRecords, WaitingStats,
-    get_waiting_stats_response, list_waiting_response, trace_record_response,
+    GetWaitingStatsRequest, JobOutcome, JobOutcomeState, ListWaitingRequest, PipelineTrace, Position,
+    ScanProgress, TraceRecordRequest, WaitingAction, WaitingActions, WaitingRecordContents, WaitingRecords,
+    WaitingStats, get_waiting_stats_response, list_waiting_response, trace_record_response,
 };
 use tonic::{Code, Streaming};
 

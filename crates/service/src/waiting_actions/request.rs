@@ -505,7 +505,10 @@ mod tests {
             missing: BTreeSet::from(["p-retry-1m".to_owned()]),
             ..Passed::default()
         };
-        let removed = add(&mut state, &change(request("b", &[2], NOW.after(2 * KEPT)), passed));
+        let removed = add(
+            &mut state,
+            &change(request("b", &[2], NOW.after(2 * KEPT)), passed),
+        );
         assert_eq!(removed, Ok(vec!["request/a".to_owned()]));
     }
 

@@ -57,7 +57,9 @@ enum MigrateError {
     Topics(#[from] TopologyError),
     #[error("{0}")]
     Read(String, #[source] ReadError),
-    #[error("there are actions on waiting records, but no topic `{0}` for them; run `redeliver topics apply` first; nothing was copied")]
+    #[error(
+        "there are actions on waiting records, but no topic `{0}` for them; run `redeliver topics apply` first; nothing was copied"
+    )]
     NoActionsTopic(String),
     #[error("cannot copy the actions on waiting records")]
     Actions(#[from] ProduceError),

@@ -250,8 +250,16 @@ impl Api {
         Ok(v1::WaitingActions {
             request_id: request.id().to_owned(),
             action: record.action,
-            by: if sees_all { record.by.clone() } else { String::new() },
-            reason: if sees_all { record.reason.clone() } else { String::new() },
+            by: if sees_all {
+                record.by.clone()
+            } else {
+                String::new()
+            },
+            reason: if sees_all {
+                record.reason.clone()
+            } else {
+                String::new()
+            },
             time: record.at,
             records: count(acted.len()),
             pending: count(acted.iter().filter(is_pending).count()),
@@ -458,7 +466,8 @@ fn no_id(topic: &str, has_ids: bool) -> Status {
         let text = format!("the broker does not tell the id of the topic `{topic}`; retry later");
         return status(Code::Unavailable, text, "KAFKA_UNAVAILABLE", []);
     }
-    let text = "the broker has no topic ids, which actions on single waiting records need; use Kafka 2.8 or later";
+    let text =
+        "the broker has no topic ids, which actions on single waiting records need; use Kafka 2.8 or later";
     status(Code::FailedPrecondition, text, "TOPIC_IDS_MISSING", [])
 }
 
