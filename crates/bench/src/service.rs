@@ -33,9 +33,7 @@ impl Service {
         let start = Start::new(Arc::new(Config::from_yaml(config)?), stop.clone(), admin);
         let mut host = Host::new("bench", start);
         // Services wait for it.
-        let needed = topics::of_control(&host.config)
-            .join(topics::of_waiting_actions(&host.config))
-            .join(topics::of_audit(&host.config));
+        let needed = topics::of_control(&host.config);
         topology::apply(&host.kafka.client(), &needed, CREATE_TIMEOUT).await?;
         mount(&mut host).await?;
         #[expect(

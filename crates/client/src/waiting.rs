@@ -6,11 +6,11 @@ use redeliver_core::JobId;
 use redeliver_proto::v1::waiting_service_client::WaitingServiceClient;
 use redeliver_proto::v1::{
     ActOnWaitingRecordsRequest, GetJobOutcomesRequest, GetWaitingActionsRequest, GetWaitingRecordRequest,
-    GetWaitingStatsRequest, JobOutcome, JobOutcomeState, ListWaitingRequest, PipelineTrace, Position, ScanProgress,
-    TraceRecordRequest, WaitingActions, WaitingRecordContents, WaitingRecords, WaitingStats,
-    get_waiting_stats_response, list_waiting_response, trace_record_response,
+    GetWaitingStatsRequest, JobOutcome, JobOutcomeState, ListWaitingRequest, PipelineTrace, Position,
+    ScanProgress, TraceRecordRequest, WaitingAction, WaitingActions, WaitingRecordContents, WaitingRecords,
+    WaitingStats, get_waiting_stats_response, list_waiting_response, trace_record_response,
 };
-use tonic::Streaming;
+use tonic::{Code, Streaming};
 
 use crate::endpoint::client;
 use crate::error::ClientError;
@@ -157,6 +157,32 @@ impl WaitingClient {
         };
         let answer = self.service.clone().get_waiting_actions(request).await;
         self.answer(answer).await
+    }
+
+    /// The record at a position, to be edited by a request with this id. `Err` in the result: it was edited by that request before, with this outcome.
+    ///
+    /// # Errors
+    /// As [`WaitingClient::record`].
+    pub async fn record_to_edit(
+        &self,
+        position: Position,
+        request_id: &str,
+    ) -> Result<Result<WaitingRecordContents, WaitingActions>, ClientError> {
+        let error = match self.record(position.clone()).await {
+            Ok(record) => return Ok(Ok(record)),
+            Err(error) if error.code() == Some(Code::NotFound) && !request_id.is_empty() => error,
+            Err(error) => return Err(error),
+        };
+        let is_edit = |actions: &WaitingActions| {
+            let mut acted = actions.acted.iter();
+            let is_same = acted.any(|acted| acted.position.as_ref() == Some(&position));
+            actions.action() == WaitingAction::Edit && is_same
+        };
+        match self.actions(request_id).await {
+            Ok(actions) if is_edit(&actions) => Ok(Err(actions)),
+            Err(failed) if failed.code() != Some(Code::NotFound) => Err(failed),
+            Ok(_) | Err(_) => Err(error),
+        }
     }
 
     /// Waits for the answer of a scan.

@@ -92,7 +92,8 @@ pub(crate) struct Api {
     pub(crate) shared: Arc<SharedState>,
     pub(crate) groups: Groups,
     pub(crate) redrives: Redrives,
-    pub(crate) requests: ActionRequests,
+    /// `None`: actions on waiting records are disabled.
+    pub(crate) requests: Option<ActionRequests>,
     pub(crate) overviews: Overviews,
     pub(crate) kafka: KafkaSettings,
     pub(crate) clock: Arc<dyn Clock>,
@@ -138,7 +139,7 @@ impl Api {
         shared: Arc<SharedState>,
         groups: Groups,
         redrives: Redrives,
-        requests: ActionRequests,
+        requests: Option<ActionRequests>,
         overviews: Overviews,
         kafka: KafkaSettings,
         clock: Arc<dyn Clock>,

@@ -396,7 +396,7 @@ pub fn mount(host: &mut Host, config: DlqInspectorConfig, listener: Listener) ->
             topic: redrives_topic.as_str().into(),
             accepts_edits: config.redrive.edit,
         },
-        ActionRequests {
+        actions.map(|actions| ActionRequests {
             writer: Writer::new(
                 &host.kafka,
                 &waiting_actions::transactional_id(&actions_topic),
@@ -404,8 +404,9 @@ pub fn mount(host: &mut Host, config: DlqInspectorConfig, listener: Listener) ->
                 actions.clone(),
             ),
             audit: audit_log,
+            topic: actions_topic,
             replica: actions,
-        },
+        }),
         overviews,
         host.kafka.clone(),
         host.clock.clone(),

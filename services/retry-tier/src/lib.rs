@@ -53,8 +53,7 @@ pub async fn run(start: Start, own: Sections) -> anyhow::Result<()> {
     let needed = TopologySpec::for_pipelines(&pipelines, &topic_settings(&host.config));
     let needed = needed
         .join(topics::of_control(&host.config))
-        .join(topics::of_waiting_actions(&host.config))
-        .join(topics::of_audit(&host.config));
+        .join(topics::of_waiting_actions(&host.config));
     host.ensure_topics_of(&pipelines, &needed).await?;
     mount(&mut host, &own.retry_tier).await?;
     Ok(host.run().await?)

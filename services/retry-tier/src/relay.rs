@@ -275,10 +275,10 @@ impl Relay {
             topics.extend(topic.tier_topics.values().cloned());
         }
         topics.extend(self.topics());
-        topics.extend([
-            self.acting.context.topic.clone(),
-            self.acting.context.audit.topic().clone(),
-        ]);
+        let context = &self.acting.context;
+        if context.actions.are_enabled() {
+            topics.extend([context.topic.clone(), context.audit.topic().clone()]);
+        }
         topics
     }
 

@@ -10023,6 +10023,9 @@ pub struct WaitingRecords {
     /// Empty on the last page.
     #[prost(string, tag = "4")]
     pub next_page_token: ::prost::alloc::string::String,
+    /// Whether ActOnWaitingRecords is enabled.
+    #[prost(bool, tag = "5")]
+    pub can_act: bool,
 }
 /// A failed record that waits. Fields that its headers do not contain are not set.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]

@@ -1,4 +1,4 @@
-//! `control`: what operators change at run time.
+//! `control` and `waiting_actions`: what operators change at run time.
 
 use serde::{Deserialize, Serialize};
 
@@ -10,7 +10,7 @@ pub const CONTROL_TOPIC: &str = "redeliver.control";
 /// The status topic, after `kafka.id_prefix`.
 pub const STATUS_TOPIC: &str = "redeliver.status";
 /// The topic of actions on waiting records, after `kafka.id_prefix`.
-const WAITING_ACTIONS_TOPIC: &str = "redeliver.waiting.actions";
+pub const WAITING_ACTIONS_TOPIC: &str = "redeliver.waiting.actions";
 
 /// `control`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -18,6 +18,14 @@ const WAITING_ACTIONS_TOPIC: &str = "redeliver.waiting.actions";
 pub struct ControlConfig {
     /// The topic with what operators have paused, limited or released. `None`: `redeliver.control`, after `kafka.id_prefix`.
     pub topic: Option<String>,
+}
+
+/// `waiting_actions`.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct WaitingActionsConfig {
+    /// Whether operators can act on single records that wait in tiers. All retry tiers of an installation must know these actions.
+    pub enabled: bool,
 }
 
 impl ControlConfig {
@@ -48,7 +56,7 @@ impl Config {
         self.kafka.id(STATUS_TOPIC)
     }
 
-    /// The topic of what operators want done with single waiting records.
+    /// The topic of what operators want done with single waiting records, if `waiting_actions` is enabled.
     #[must_use]
     pub fn waiting_actions_topic(&self) -> String {
         self.kafka.id(WAITING_ACTIONS_TOPIC)

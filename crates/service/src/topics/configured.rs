@@ -126,9 +126,12 @@ pub fn of_control(config: &Config) -> TopologySpec {
     }])
 }
 
-/// The topic of actions on waiting records.
+/// The topic of actions on waiting records, and the audit topic, in which tiers record what they have done. None if `waiting_actions` is disabled.
 #[must_use]
 pub fn of_waiting_actions(config: &Config) -> TopologySpec {
+    if !config.waiting_actions.enabled {
+        return TopologySpec::default();
+    }
     let records = "actions on waiting records";
     TopologySpec::of([TopicSpec::of_one_partition(
         config.waiting_actions_topic(),
@@ -136,6 +139,7 @@ pub fn of_waiting_actions(config: &Config) -> TopologySpec {
         records,
         &topic_settings(config),
     )])
+    .join(of_audit(config))
 }
 
 /// The audit topic.
@@ -194,6 +198,19 @@ mod tests {
     use redeliver_kafka::topology::plan;
 
     use super::*;
+
+    #[test]
+    fn disabled_actions_need_no_topics() {
+        let names = |yaml: &str| -> Vec<String> {
+            let spec = of_waiting_actions(&Config::from_yaml(yaml).unwrap());
+            spec.topics.iter().map(|topic| topic.name.to_string()).collect()
+        };
+        assert!(names("{}").is_empty());
+        assert_eq!(
+            names("waiting_actions: { enabled: true }"),
+            ["redeliver.waiting.actions", "redeliver.audit"]
+        );
+    }
 
     #[test]
     fn scheduler_topics_follow_ingest() {

@@ -1,6 +1,6 @@
 //! Requests about waiting records, and how they are added.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -24,7 +24,7 @@ pub const MAX_RECORDS: usize = 10_000;
 const MAX_TOTAL: usize = 100_000;
 /// The maximum size of all requests, in bytes.
 const MAX_BYTES: usize = 32 << 20;
-/// A request is removed after this time, or earlier if there is no room, once its records are completed.
+/// A request is removed after this time, once its records are completed. Until then, its id has no second effect.
 const KEPT: Duration = Duration::from_secs(86_400);
 const MAX_ID: usize = 100;
 
@@ -191,11 +191,16 @@ pub struct Passed {
     pub ids: BTreeMap<String, TopicId>,
     /// The positions of the groups of the tiers.
     pub positions: GroupPositions,
+    /// Topics that do not exist.
+    pub missing: BTreeSet<String>,
 }
 
 impl Passed {
-    /// Nothing can write the record again: the group has completed it, or the topic is another one.
+    /// Nothing can write the record again: the group has completed it, or the topic is another one or gone.
     fn contains(&self, partition: &TierPartition, offset: i64) -> bool {
+        if self.missing.contains(&*partition.topic) {
+            return true;
+        }
         let current = self.ids.get(&*partition.topic);
         if let (Some(known), Some(current)) = (partition.topic_id, current)
             && known != *current
@@ -230,7 +235,7 @@ pub enum Refused {
     IdUsed,
     /// There is no room.
     #[error(
-        "the requests are about more than {MAX_TOTAL} records or take more than {MAX_BYTES} bytes; wait until tiers have passed their records"
+        "the requests are about more than {MAX_TOTAL} records or take more than {MAX_BYTES} bytes; they are removed a day later, once tiers have passed their records"
     )]
     TooMany,
 }
@@ -295,7 +300,7 @@ impl Change for NewRequest {
     }
 }
 
-/// The keys to remove for a new request: those of what is old, and as much as is needed, oldest first.
+/// The keys to remove for a new request: those of what is old.
 fn make_room(state: &WaitingActions, new: &Request, passed: &Passed) -> Result<Vec<String>, Refused> {
     let size = |request: &Request| request.record.encoded_len();
     let (mut records, mut bytes) = (new.count(), size(new));
@@ -305,7 +310,6 @@ fn make_room(state: &WaitingActions, new: &Request, passed: &Passed) -> Result<V
         bytes += size(request);
     }
     requests.sort_by_key(|request| request.at());
-    let is_full = |records, bytes| records > MAX_TOTAL || bytes > MAX_BYTES;
     let mut keys = Vec::new();
     for request in requests {
         let age = new.at().since(request.at());
@@ -317,7 +321,7 @@ fn make_room(state: &WaitingActions, new: &Request, passed: &Passed) -> Result<V
                     offsets.iter().all(|offset| passed.contains(&partition, *offset))
                 })
         };
-        if (age > KEPT || is_full(records, bytes)) && has_passed() {
+        if age > KEPT && has_passed() {
             records -= request.count();
             bytes -= size(request);
             keys.push(Request::record_key(&request.id));
@@ -332,7 +336,7 @@ fn make_room(state: &WaitingActions, new: &Request, passed: &Passed) -> Result<V
             }
         }
     }
-    if is_full(records, bytes) {
+    if records > MAX_TOTAL || bytes > MAX_BYTES {
         return Err(Refused::TooMany);
     }
     Ok(keys)
@@ -479,7 +483,7 @@ mod tests {
         assert_eq!(kept, Ok(Vec::new()));
         let other_topic = || Passed {
             ids: BTreeMap::from([("p-retry-1m".to_owned(), TopicId::from_bits(8))]),
-            positions: GroupPositions::default(),
+            ..Passed::default()
         };
         let removed = add(&mut state, &change(request("c", &[6], later), other_topic()));
         assert_eq!(
@@ -488,8 +492,24 @@ mod tests {
         );
         assert_eq!(pending(&state).len(), 2);
         let many: Vec<i64> = (0..100_000).collect();
-        let full = change(request("d", &many, later), Passed::default());
+        // What is younger stays: its id would act again.
+        let full = change(request("d", &many, later.after(KEPT)), other_topic());
         assert_eq!(add(&mut state, &full), Err(Refused::TooMany));
+    }
+
+    #[test]
+    fn requests_of_deleted_topics_have_passed() {
+        let mut state = WaitingActions::default();
+        add(&mut state, &change(request("a", &[1], NOW), Passed::default())).unwrap();
+        let passed = Passed {
+            missing: BTreeSet::from(["p-retry-1m".to_owned()]),
+            ..Passed::default()
+        };
+        let removed = add(
+            &mut state,
+            &change(request("b", &[2], NOW.after(2 * KEPT)), passed),
+        );
+        assert_eq!(removed, Ok(vec!["request/a".to_owned()]));
     }
 
     #[test]

@@ -82,8 +82,11 @@ impl Page {
     }
 
     /// What can be done with a record.
-    fn buttons(&self, record: &WaitingRecord) -> Vec<Button> {
-        act::waiting(record)
+    fn buttons(&self, records: &WaitingRecords, record: &WaitingRecord) -> Vec<Button> {
+        match records.can_act {
+            true => act::waiting(record),
+            false => Vec::new(),
+        }
     }
 
     fn trace(&self, position: &redeliver_client::messages::Position) -> String {

@@ -164,6 +164,7 @@ impl Api {
             limit,
             keys: keys.clone(),
         };
+        let can_act = self.requests.is_some();
         let scan = self.waiting(
             viewer,
             selection,
@@ -180,6 +181,7 @@ impl Api {
                     records: rows.collect(),
                     matching: found.counts.values().map(|counts| counts.records).sum(),
                     coverage: Some(coverage(selection, found)),
+                    can_act,
                 }
             },
         );

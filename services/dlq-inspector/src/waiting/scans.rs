@@ -1,6 +1,6 @@
 //! Reads the topics of pipelines: for what waits in them, and for the copies of one record.
 
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::ops::ControlFlow;
 use std::sync::Arc;
 use std::time::Duration;
@@ -52,7 +52,8 @@ pub(crate) struct Scans {
     /// The group and the topics of the scheduler.
     scheduler: Arc<(String, SchedulerTopics)>,
     pub(crate) limit: ScanLimit,
-    actions: Replica<WaitingActions>,
+    /// `None`: they are disabled.
+    actions: Option<Replica<WaitingActions>>,
 }
 
 /// Gets how much was read, and breaks if no caller waits for the rest.
@@ -96,7 +97,7 @@ impl Scans {
         config: &Config,
         kafka: &KafkaSettings,
         surveyor: Surveyor,
-        actions: Replica<WaitingActions>,
+        actions: Option<Replica<WaitingActions>>,
     ) -> Self {
         let scheduler = &config.scheduler;
         Self {
@@ -121,7 +122,7 @@ impl Scans {
 
     /// The records of these topics that operators have had acted on.
     fn moved<'t>(&self, topics: impl Iterator<Item = &'t Arc<str>>) -> Result<Moved, ReadError> {
-        let actions = self.actions.state().unwrap_or_default();
+        let actions = self.actions.as_ref().and_then(Replica::state).unwrap_or_default();
         let topics: Vec<&str> = topics.map(|topic| &**topic).collect();
         let ids = match actions.is_empty() {
             true => BTreeMap::new(),
@@ -133,7 +134,17 @@ impl Scans {
     /// What groups of tiers have completed in these topics, and their ids. Blocks.
     pub(crate) fn passed(&self, topics: &[(HumanDuration, Arc<str>)]) -> Result<Passed, ReadError> {
         let names: Vec<&str> = topics.iter().map(|(_, topic)| &**topic).collect();
-        let ids = TopicClient::new(&self.kafka)?.known_ids(&names)?;
+        let client = TopicClient::new(&self.kafka)?;
+        let ids = client.known_ids(&names)?;
+        let mut missing = BTreeSet::new();
+        for topic in names.into_iter().filter(|topic| !ids.contains_key(*topic)) {
+            match client.partitions(topic) {
+                Err(ReadError::Missing(_)) => _ = missing.insert(topic.to_owned()),
+                // A client that does not see the topic does not know.
+                Ok(_) | Err(ReadError::Denied(_)) => {}
+                Err(error) => return Err(error),
+            }
+        }
         let groups = topics.iter().map(|(tier, topic)| {
             let group = retry_tier_group(&self.kafka.id_prefix, *tier);
             (group, topic.clone())
@@ -142,7 +153,13 @@ impl Scans {
         Ok(Passed {
             positions: positions.of_topics(&ids),
             ids,
+            missing,
         })
+    }
+
+    /// Whether the broker tells the id of this topic, which exists. Blocks.
+    pub(crate) fn has_id(&self, topic: &str) -> Result<bool, ReadError> {
+        Ok(TopicClient::new(&self.kafka)?.id(topic)?.is_some())
     }
 
     /// Where partitions end. Leaves out those that do not exist. Blocks.

@@ -160,14 +160,15 @@ impl Permissions {
             return;
         }
         self.checked(config, &topics::of_pipelines(config, &pipelines));
-        self.checked(config, &topics::of_waiting_actions(config));
-        self.checked(config, &topics::of_audit(config));
         self.topic(&config.control_topic(), &[Operation::Read]);
-        self.topic(
-            &config.waiting_actions_topic(),
-            &[Operation::Read, Operation::Write],
-        );
-        self.topic(&config.audit_topic(), &[Operation::Write]);
+        if config.waiting_actions.enabled {
+            self.checked(config, &topics::of_waiting_actions(config));
+            self.topic(
+                &config.waiting_actions_topic(),
+                &[Operation::Read, Operation::Write],
+            );
+            self.topic(&config.audit_topic(), &[Operation::Write]);
+        }
         let tiers = settings.served_tiers(config);
         for pipeline in &pipelines {
             // Records that wait in the wrong tier move to another one.
@@ -235,16 +236,20 @@ impl Permissions {
             group_states::TOPIC,
             &redrives,
             &*config.audit_topic(),
-            &*config.waiting_actions_topic(),
         ] {
             self.topic(topic, &[Operation::Read, Operation::Write]);
         }
         for id in [
             group_states::TRANSACTIONAL_ID.to_owned(),
             redrive::own_id(&redrives),
-            waiting_actions::transactional_id(&config.waiting_actions_topic()),
         ] {
             let writer = Name::Literal(id);
+            self.allow(Resource::TransactionalId(writer), &[Operation::Write]);
+        }
+        if config.waiting_actions.enabled {
+            let topic = config.waiting_actions_topic();
+            self.topic(&topic, &[Operation::Read, Operation::Write]);
+            let writer = Name::Literal(waiting_actions::transactional_id(&topic));
             self.allow(Resource::TransactionalId(writer), &[Operation::Write]);
         }
         if settings.redrive.execute {
@@ -370,6 +375,9 @@ impl Permissions {
         self.checked(config, &spec);
         for topic in &spec.topics {
             self.topic(&topic.name, &[Operation::Create, Operation::Read]);
+        }
+        if config.waiting_actions.enabled {
+            self.topic(&config.waiting_actions_topic(), &[Operation::Write]);
         }
         self.allow(
             Resource::Group(Name::Prefix(config.kafka.id(OWN))),

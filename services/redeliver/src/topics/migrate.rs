@@ -1,20 +1,25 @@
 //! `redeliver topics migrate-offsets`: copies the committed offsets of all groups of the configuration to the groups with
-//! another prefix, so that processes with that prefix continue where the others stopped.
+//! another prefix, so that processes with that prefix continue where the others stopped. Before that, it copies what was asked for and done with single waiting
+//! records: what a tier has acted on ahead of its offsets is only there.
 //!
 //! The metadata of the offsets is copied as it is. It contains the completed set and the identity of the topic. Nothing is
 //! written unless all groups have no members and no target has other offsets. Nothing is deleted.
 
 use std::collections::BTreeMap;
 use std::process::ExitCode;
+use std::sync::Arc;
 use std::time::Duration;
 
 use clap::Args;
+use futures::{StreamExt as _, TryStreamExt as _, stream};
+use redeliver_core::Output;
 use redeliver_kafka::KafkaSettings;
 use redeliver_kafka::groups::{self, GroupOffsets};
-use redeliver_kafka::reader::ReadError;
+use redeliver_kafka::producer::{ProduceError, Producer};
+use redeliver_kafka::reader::{ReadError, TopicReader};
 use redeliver_kafka::topology::{self, TopologyError};
 use redeliver_runtime::cli::{CommonArgs, report};
-use redeliver_runtime::config::check_id_prefix;
+use redeliver_runtime::config::{WAITING_ACTIONS_TOPIC, check_id_prefix};
 use redeliver_service::groups::{ConfiguredGroup, of_config};
 use redeliver_service::host::check_kafka;
 use redeliver_service::login::kafka_of_command;
@@ -40,6 +45,8 @@ fn prefix(text: &str) -> Result<String, String> {
 }
 
 const TIMEOUT: Duration = Duration::from_secs(30);
+/// How many records are written at a time.
+const IN_FLIGHT: usize = 1_000;
 
 /// Why no offsets were copied, or not all.
 #[derive(Debug, thiserror::Error)]
@@ -50,6 +57,12 @@ enum MigrateError {
     Topics(#[from] TopologyError),
     #[error("{0}")]
     Read(String, #[source] ReadError),
+    #[error(
+        "there are actions on waiting records, but no topic `{0}` for them; run `redeliver topics apply` first; nothing was copied"
+    )]
+    NoActionsTopic(String),
+    #[error("cannot copy the actions on waiting records")]
+    Actions(#[from] ProduceError),
     #[error("a broker did not list its consumer groups, so nothing was copied: {0}")]
     Incomplete(String),
     #[error(
@@ -102,7 +115,18 @@ pub(super) fn main(args: &MigrateArgs) -> ExitCode {
     let to_prefix = args.to_prefix.as_ref().unwrap_or(&config.kafka.id_prefix);
     let configured = of_config(&config, &existing);
     say_cluster(&kafka);
-    match migrate(&kafka, configured, &args.from_prefix, to_prefix) {
+    let actions = [&args.from_prefix, to_prefix].map(|prefix| format!("{prefix}{WAITING_ACTIONS_TOPIC}"));
+    let has_actions = config.waiting_actions.enabled && existing.contains(&actions[0]);
+    let copy_actions = || {
+        if !has_actions {
+            return Ok(());
+        }
+        if !existing.contains(&actions[1]) {
+            return Err(MigrateError::NoActionsTopic(actions[1].clone()));
+        }
+        runtime.block_on(copy_actions(&kafka, &actions))
+    };
+    match migrate(&kafka, configured, &args.from_prefix, to_prefix, copy_actions) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => report(&error),
     }
@@ -113,6 +137,7 @@ fn migrate(
     configured: Vec<ConfiguredGroup>,
     from_prefix: &str,
     to_prefix: &str,
+    copy_actions: impl FnOnce() -> Result<(), MigrateError>,
 ) -> Result<(), MigrateError> {
     if from_prefix == to_prefix {
         return Err(MigrateError::SamePrefix(to_prefix.to_owned()));
@@ -140,6 +165,10 @@ fn migrate(
             offsets,
             missing,
         });
+    }
+    // Offsets that are there say that the actions were copied.
+    if planned.iter().any(|copy| !copy.missing.is_empty()) {
+        copy_actions()?;
     }
     for copy in &planned {
         copy.write(kafka)?;
@@ -178,6 +207,33 @@ impl Planned {
         }
         Ok(())
     }
+}
+
+/// Copies all values of one topic of actions to another one. Blocks while it reads them.
+async fn copy_actions(kafka: &KafkaSettings, [from, to]: &[String; 2]) -> Result<(), MigrateError> {
+    let mut records = Vec::new();
+    let to: Arc<str> = to.as_str().into();
+    let read = TopicReader::new(kafka, &[from.as_str().into()]).and_then(|mut reader| {
+        reader.read_to_end(TIMEOUT, |record| {
+            records.push(Output {
+                topic: to.clone(),
+                partition: Some(0),
+                key: record.key,
+                value: record.value,
+                headers: record.headers,
+            });
+        })
+    });
+    read.map_err(|error| MigrateError::Read(format!("cannot read the topic `{from}`"), error))?;
+    if records.is_empty() {
+        return Ok(());
+    }
+    let producer = Producer::new(kafka)?;
+    // In their order: the last value of a key counts.
+    let sent = stream::iter(&records).map(|record| producer.send(record));
+    sent.buffered(IN_FLIGHT).try_for_each(async |_| Ok(())).await?;
+    say(format_args!("copied   {from} -> {to}: {} records", records.len()));
+    Ok(())
 }
 
 fn count(offsets: &GroupOffsets) -> String {

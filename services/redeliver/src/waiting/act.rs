@@ -148,7 +148,11 @@ pub(super) async fn act(
 
 pub(super) async fn edit(client: &WaitingClient, args: &EditArgs) -> Result<ExitCode, CliError> {
     let edit = args.contents.edit()?;
-    let found = client.record(args.id.clone()).await?;
+    let run = &args.run;
+    let found = match client.record_to_edit(args.id.clone(), &run.request_id).await? {
+        Ok(found) => found,
+        Err(edited) => return run.wait(client, edited).await,
+    };
     let request = ActOnWaitingRecordsRequest {
         positions: vec![args.id.clone()],
         action: WaitingAction::Edit.into(),
@@ -156,7 +160,7 @@ pub(super) async fn edit(client: &WaitingClient, args: &EditArgs) -> Result<Exit
         content_hash: seen(&found.contents.unwrap_or_default())?,
         ..ActOnWaitingRecordsRequest::default()
     };
-    args.run.run(client, request).await
+    run.run(client, request).await
 }
 
 pub(super) async fn actions(client: &WaitingClient, args: &ActionsArgs) -> Result<ExitCode, CliError> {
@@ -185,8 +189,13 @@ impl RunArgs {
         request: ActOnWaitingRecordsRequest,
     ) -> Result<ExitCode, CliError> {
         let request = self.request(request, false);
+        let actions = client.act(request).await?;
+        self.wait(client, actions).await
+    }
+
+    /// Waits for the tiers, and prints what they have done.
+    async fn wait(&self, client: &WaitingClient, mut actions: WaitingActions) -> Result<ExitCode, CliError> {
         let began = tokio::time::Instant::now();
-        let mut actions = client.act(request).await?;
         while actions.pending > 0 && began.elapsed() < self.wait.duration() {
             tokio::time::sleep(POLL_INTERVAL).await;
             actions = client.actions(&actions.request_id).await?;

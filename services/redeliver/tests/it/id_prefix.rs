@@ -26,14 +26,14 @@ const FAILS_ONCE: Fate = Fate::Recovers {
 };
 
 /// The same configuration with this prefix.
-fn with_prefix(pipe: &Pipe, prefix: &str) -> Variant {
+pub(crate) fn with_prefix(pipe: &Pipe, prefix: &str) -> Variant {
     pipe.variant(
         str::to_owned,
         &[("kafka.id_prefix".to_owned(), prefix.to_owned())],
     )
 }
 
-fn migrate(variant: &Variant) -> CommandOutput {
+pub(crate) fn migrate(variant: &Variant) -> CommandOutput {
     variant
         .env
         .run("redeliver", &["topics", "migrate-offsets", "--from-prefix", ""])

@@ -7,6 +7,7 @@ use redeliver_core::headers::ORIGINAL_OFFSET;
 use redeliver_testkit::{Reply, ServiceProcess, eventually};
 use serde_json::Value;
 
+use crate::id_prefix::{migrate, with_prefix};
 use crate::recreated::delete;
 use crate::retries::drafts;
 use crate::support::{DEADLINE, Pipe, PipeBuilder};
@@ -15,7 +16,7 @@ use crate::support::{DEADLINE, Pipe, PipeBuilder};
 struct World {
     pipe: Pipe,
     server: String,
-    _inspector: ServiceProcess,
+    inspector: ServiceProcess,
 }
 
 impl World {
@@ -25,6 +26,8 @@ impl World {
             .partitions(1)
             .tiers(&[3_600_000])
             .with_inspector()
+            .set("waiting_actions.enabled", "true")
+            .set("kafka.session_timeout", "6s")
             .set("dlq_inspector.redrive.edit", "true")
             .set("retry_tier.look_ahead", "16")
             .behave(|request| match request.earlier_calls_of_key {
@@ -41,7 +44,7 @@ impl World {
         Self {
             pipe,
             server,
-            _inspector: inspector,
+            inspector,
         }
     }
 
@@ -178,12 +181,15 @@ fn single_records_are_acted_on_once() {
     assert_eq!(states(&world.run(0, &["dead", &near, &far])), ["dead", "dead"]);
     // The second request is too late.
     assert_eq!(states(&world.run(3, &["retry", &far])), ["gone"]);
-    assert_eq!(
-        states(&world.run(0, &["edit", &world.id(92), "--value", "edited"])),
-        ["edited"]
-    );
+    let (edited, request) = (world.id(92), world.request("e"));
+    let edit = ["edit", &edited, "--value", "edited", "--request-id", &request];
+    for _ in 0..2 {
+        assert_eq!(states(&world.run(0, &edit)), ["edited"]);
+    }
     let listed = world.run(0, &["ls", "--limit", "1000"]);
-    assert_eq!(listed["matching"], (RECORDS - 4) as u64);
+    // No worker runs: those that were retried wait in the due topic.
+    assert_eq!(listed["matching"], (RECORDS - 2) as u64);
+    assert_eq!(listed["can_act"], true);
     // By a filter: those that are due first.
     let matching = [
         "retry",
@@ -251,4 +257,46 @@ fn requests_of_recreated_topic_are_void() {
     assert_eq!(world.states(&request), ["void"]);
     world.run_fails(&["retry", &id]);
     assert!(world.written().iter().all(BTreeMap::is_empty));
+}
+
+#[test]
+fn changed_prefix_keeps_outcomes() {
+    const RECORDS: usize = 60;
+    let mut world = World::waiting("single-prefix", RECORDS);
+    let origins = origins(&world);
+    let mut tier = world.pipe.retry_tier("a");
+    // In the look-ahead, and beyond it.
+    let ids = [world.id(3), world.id(50)];
+    let dead = world.run(0, &["dead", &ids[0], &ids[1]]);
+    assert_eq!(states(&dead), ["dead", "dead"]);
+    tier.shut_down();
+    world.inspector.shut_down();
+
+    let changed = with_prefix(&world.pipe, &format!("{}-", world.pipe.name()));
+    let copied = |expected: &str| {
+        // Static members stay in the group until the session timeout.
+        eventually("the offsets are looked at", DEADLINE, || {
+            let printed = migrate(&changed);
+            if printed.stderr.contains("has members") {
+                return Err(printed.stderr);
+            }
+            let text = format!("{}{}", printed.stdout, printed.stderr);
+            assert!(text.contains(expected), "{printed:?}");
+            Ok(printed.code)
+        })
+    };
+    // Nothing is copied without a place for the outcomes.
+    assert_eq!(copied("run `redeliver topics apply` first"), Some(1));
+    changed.apply_topics();
+    assert_eq!(copied("copied   redeliver.waiting.actions -> "), Some(0));
+
+    let _processes = ["dlq-inspector", "retry-tier"].map(|service| {
+        let mut process = changed.env.start(service, "b", &[]);
+        if service == "dlq-inspector" {
+            world.server = format!("http://{}", process.word_after(" api="));
+        }
+        process
+    });
+    assert_eq!(states(&world.run(3, &["retry", &ids[1]])), ["gone"]);
+    world.settle(RECORDS, &[origins[3], origins[50]]);
 }

@@ -338,7 +338,14 @@ impl Act for Edit {
 
     async fn run(&self, backend: &Backend, request_id: &str) -> Part<Option<String>> {
         let reason = form::reason(&self.reason)?;
-        let letter = self.letter(backend, reason).await?;
+        let letter = if self.is_waiting() {
+            match waiting::record_to_edit(backend, &self.id, reason, request_id).await? {
+                Ok(found) => found.contents.unwrap_or_default(),
+                Err(edited) => return Ok(Some(waiting::outcome(&edited.request_id))),
+            }
+        } else {
+            self.letter(backend, reason).await?
+        };
         let edit = self.edit(&Editable::of(&letter))?;
         if !self.preview.is_empty() {
             return Ok(None);

@@ -1,7 +1,8 @@
 //! Retries a record that waits in a tier now, or moves it to the dead letters.
 
 use redeliver_client::messages::{
-    ActOnWaitingRecordsRequest, Header, Position, WaitingAction, WaitingRecord, WaitingRecordContents,
+    ActOnWaitingRecordsRequest, Header, Position, WaitingAction, WaitingActions, WaitingRecord,
+    WaitingRecordContents,
 };
 use redeliver_core::Pipeline;
 use redeliver_runtime::config::Verb as Permission;
@@ -67,6 +68,17 @@ fn position(id: &str) -> Part<Position> {
 pub(super) async fn record(backend: &Backend, id: &str, reason: &str) -> Part<WaitingRecordContents> {
     let client = backend.with_reason(reason)?.waiting();
     Ok(client.record(position(id)?).await?)
+}
+
+/// As [`record`], or the outcome of the edit with this id, if it was sent before.
+pub(super) async fn record_to_edit(
+    backend: &Backend,
+    id: &str,
+    reason: &str,
+    request_id: &str,
+) -> Part<Result<WaitingRecordContents, WaitingActions>> {
+    let client = backend.with_reason(reason)?.waiting();
+    Ok(client.record_to_edit(position(id)?, request_id).await?)
 }
 
 /// Requests an action. The page with its outcome.

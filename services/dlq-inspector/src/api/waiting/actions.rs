@@ -42,6 +42,8 @@ pub(crate) struct ActionRequests {
     pub(crate) replica: Replica<WaitingActions>,
     pub(crate) writer: Writer<NewRequest>,
     pub(crate) audit: AuditLog,
+    /// Their topic.
+    pub(crate) topic: String,
 }
 
 /// A tier of a pipeline.
@@ -76,6 +78,7 @@ impl Api {
             self.audit.record(viewer, disclosure, self.clock.now()).await?;
         }
         let mask = viewer.mask(&topic);
+        let key_withheld = !viewer.sees_payloads(&topic) || mask.has_key();
         let visible = Visible::of(&stored.record, &mask);
         let row = Row {
             pipeline: 0,
@@ -89,7 +92,12 @@ impl Api {
             },
         };
         Ok(v1::WaitingRecordContents {
-            record: Some(record_message(&row, &tier.pipeline)),
+            record: Some(v1::WaitingRecord {
+                key: contents.key.clone(),
+                key_truncated: contents.key_truncated,
+                key_withheld,
+                ..record_message(&row, &tier.pipeline)
+            }),
             contents: Some(contents),
         })
     }
@@ -99,6 +107,7 @@ impl Api {
         viewer: &Viewer,
         mut request: v1::ActOnWaitingRecordsRequest,
     ) -> Result<v1::WaitingActions, Status> {
+        let requests = self.requests()?;
         group_changes::check_reason("reason", &request.reason)?;
         let action = request.action();
         if action == v1::WaitingAction::Unspecified {
@@ -174,7 +183,7 @@ impl Api {
                 ..v1::WaitingActions::default()
             });
         }
-        let (passed, partitions) = self.partitions_of(tiers, positions).await?;
+        let (passed, partitions) = self.partitions_of(requests, tiers, positions).await?;
         let record = v1::WaitingRequestRecord { partitions, ..record };
         if record.encoded_len() > MAX_REQUEST {
             let problem = format!("takes more than {MAX_REQUEST} bytes with the rest of the request");
@@ -182,10 +191,10 @@ impl Api {
         }
         let request =
             Request::read(&id, record).map_err(|_| Status::internal("the request cannot be read back"))?;
-        let changed = self.requests.writer.change(NewRequest {
+        let changed = requests.writer.change(NewRequest {
             request,
             passed: passed.into(),
-            audit: self.requests.audit.clone(),
+            audit: requests.audit.clone(),
         });
         let changed = changed.await.map_err(|error| not_requested(&error))?;
         let request = changed.document.ok_or_else(|| no_request(&id))?;
@@ -205,8 +214,15 @@ impl Api {
         Ok(answer)
     }
 
+    fn requests(&self) -> Result<&ActionRequests, Status> {
+        self.requests.as_ref().ok_or_else(|| {
+            let text = "actions on single waiting records are disabled; see `waiting_actions.enabled` in the configuration";
+            status(Code::FailedPrecondition, text, "ACTIONS_DISABLED", [])
+        })
+    }
+
     fn actions(&self) -> Result<Arc<WaitingActions>, Status> {
-        self.requests.replica.state().ok_or_else(|| {
+        self.requests()?.replica.state().ok_or_else(|| {
             let text = "the topic of actions on waiting records was not read yet; retry later";
             status(Code::Unavailable, text, "ACTIONS_UNKNOWN", [])
         })
@@ -215,10 +231,11 @@ impl Api {
     /// What has become of the records of a request that the caller sees.
     fn outcomes_of(&self, viewer: &Viewer, request: &Request) -> Result<v1::WaitingActions, Status> {
         let actions = self.actions()?;
-        let mut acted = Vec::new();
+        let (mut acted, mut sees_all) = (Vec::new(), true);
         for (partition, offsets) in request.partitions() {
             let pipeline = parse_retry_topic(&partition.topic).map(|(name, _)| Pipeline::new(name));
             if !pipeline.is_some_and(|pipeline| viewer.sees(&pipeline.dead_letter_topic())) {
+                sees_all = false;
                 continue;
             }
             acted.extend(
@@ -233,8 +250,16 @@ impl Api {
         Ok(v1::WaitingActions {
             request_id: request.id().to_owned(),
             action: record.action,
-            by: record.by.clone(),
-            reason: record.reason.clone(),
+            by: if sees_all {
+                record.by.clone()
+            } else {
+                String::new()
+            },
+            reason: if sees_all {
+                record.reason.clone()
+            } else {
+                String::new()
+            },
             time: record.at,
             records: count(acted.len()),
             pending: count(acted.iter().filter(is_pending).count()),
@@ -261,7 +286,7 @@ impl Api {
         let passed = blocking(move || scans.passed(&topics))
             .await?
             .map_err(|error| scan_failed(&error))?;
-        let is_moved = self.actions()?.is_moved(position, &passed.ids);
+        let is_moved = self.requests.is_some() && self.actions()?.is_moved(position, &passed.ids);
         let found = self.lookups.get(vec![position.clone()]).await;
         let found = found.map_err(|error| kafka_unavailable(&error))?.pop().flatten();
         found
@@ -349,6 +374,7 @@ impl Api {
     /// The records of a request by partition, which must have been written, and what makes room for it.
     async fn partitions_of(
         &self,
+        requests: &ActionRequests,
         tiers: BTreeMap<Arc<str>, Tier>,
         positions: BTreeSet<Position>,
     ) -> Result<(Passed, Vec<v1::WaitingPartition>), Status> {
@@ -367,20 +393,27 @@ impl Api {
             .map(|position| (position.topic.clone(), position.partition))
             .collect();
         let (wanted, topics): (Vec<_>, Vec<_>) = (wanted.into_iter().collect(), topics.into_iter().collect());
-        let scans = self.scans.clone();
-        let looked_up =
-            blocking(move || Ok::<_, ReadError>((scans.passed(&topics)?, scans.ends(&wanted)?))).await?;
-        let (passed, ends) = looked_up.map_err(|error| scan_failed(&error))?;
+        let (scans, own) = (self.scans.clone(), requests.topic.clone());
+        let looked_up = blocking(move || {
+            let (passed, ends) = (scans.passed(&topics)?, scans.ends(&wanted)?);
+            let knows_all = wanted.iter().all(|(topic, _)| passed.ids.contains_key(&**topic));
+            // It was read, so it exists.
+            let has_ids = knows_all || scans.has_id(&own)?;
+            Ok::<_, ReadError>((passed, ends, has_ids))
+        });
+        let (passed, ends, has_ids) = looked_up.await?.map_err(|error| scan_failed(&error))?;
         let mut partitions: BTreeMap<(Arc<str>, i32), v1::WaitingPartition> = BTreeMap::new();
         for position in positions {
             let key = (position.topic.clone(), position.partition);
             if ends.get(&key).is_none_or(|end| position.offset >= *end) {
                 return Err(not_waiting(&position.to_string()));
             }
-            let id = passed.ids.get(&*position.topic).map(|id| id.bits().to_be_bytes());
+            // Without it, the request could be about records of another topic of the same name.
+            let id = passed.ids.get(&*position.topic);
+            let id = id.ok_or_else(|| no_id(&position.topic, has_ids))?;
             let partition = partitions.entry(key).or_insert_with(|| v1::WaitingPartition {
                 topic: position.topic.to_string(),
-                topic_id: id.map(|id| Bytes::copy_from_slice(&id)).unwrap_or_default(),
+                topic_id: Bytes::copy_from_slice(&id.bits().to_be_bytes()),
                 partition: position.partition,
                 offsets: Vec::new(),
             });
@@ -425,6 +458,17 @@ fn outcome(
 fn not_waiting(what: &str) -> Status {
     let text = format!("no record waits at {}", bounded(what));
     status(Code::NotFound, text, "RECORD_NOT_FOUND", [])
+}
+
+/// The id of a topic is unknown. `has_ids`: whether the broker has ids.
+fn no_id(topic: &str, has_ids: bool) -> Status {
+    if has_ids {
+        let text = format!("the broker does not tell the id of the topic `{topic}`; retry later");
+        return status(Code::Unavailable, text, "KAFKA_UNAVAILABLE", []);
+    }
+    let text =
+        "the broker has no topic ids, which actions on single waiting records need; use Kafka 2.8 or later";
+    status(Code::FailedPrecondition, text, "TOPIC_IDS_MISSING", [])
 }
 
 fn no_request(id: &str) -> Status {
