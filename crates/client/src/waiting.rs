@@ -6,8 +6,8 @@ use redeliver_core::JobId;
 use redeliver_proto::v1::waiting_service_client::WaitingServiceClient;
 use redeliver_proto::v1::{
     ActOnWaitingRecordsRequest, GetJobOutcomesRequest, GetWaitingActionsRequest, GetWaitingRecordRequest,
-    GetWaitingStatsRequest, JobOutcome, JobOutcomeState, ListWaitingRequest, PipelineTrace, Position, ScanProgress,
-    TraceRecordRequest, WaitingActions, WaitingRecordContents, WaitingRecords, WaitingStats,
+    GetWaitingStatsRequest, JobOutcome, JobOutcomeState, ListWaitingRequest, PipelineTrace, Position,
+    ScanProgress, TraceRecordRequest, WaitingActions, WaitingRecordContents, WaitingRecords, WaitingStats,
     get_waiting_stats_response, list_waiting_response, trace_record_response,
 };
 use tonic::Streaming;
