@@ -13,6 +13,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
 use bytes::Bytes;
+use redeliver_core::content::ContentHash;
 use redeliver_core::{Headers, Output, Position, Record, Timestamp};
 use redeliver_kafka::{TopicId, Waker};
 use redeliver_proto::convert::to_timestamp;
@@ -84,6 +85,8 @@ pub struct Done {
     pub problem: String,
     /// Whether the record was written elsewhere, so that its tier skips it.
     pub is_moved: bool,
+    /// The hash of the record's content: another record at its offset is not skipped. `None` if it is not known.
+    pub content: Option<ContentHash>,
 }
 
 impl Done {
@@ -97,6 +100,10 @@ impl Done {
             problem: self.problem.clone(),
             time: Some(to_timestamp(now)),
             moved: self.is_moved,
+            content_hash: self
+                .content
+                .map(|hash| Bytes::copy_from_slice(&hash))
+                .unwrap_or_default(),
         };
         Output {
             topic: topic.clone(),

@@ -111,6 +111,13 @@ impl TierLanes {
                     actions: self.actions.clone(),
                     topic: self.config.waiting_actions_topic().into(),
                     audit: AuditLog::new(&self.config, "retry-tier"),
+                    id_of: Box::new({
+                        let watch = self.topic_watch.clone();
+                        move |topic| match watch.state(topic) {
+                            TopicState::Exists { id, .. } => id,
+                            TopicState::Unknown | TopicState::Missing { .. } => None,
+                        }
+                    }),
                     ask,
                 },
             },

@@ -8,6 +8,7 @@ use redeliver_core::Position;
 use redeliver_core::error_chain::error_chain;
 use redeliver_core::wait::LogThrottle;
 use redeliver_kafka::lookup::{Found, Lookup};
+use redeliver_kafka::reader::ReadError;
 use redeliver_kafka::{AssignmentId, KafkaSettings, Waker};
 use tokio_util::sync::CancellationToken;
 
@@ -15,7 +16,8 @@ use tokio_util::sync::CancellationToken;
 const BYTES: usize = 2 << 20;
 /// How many questions wait. A lane whose question has no room asks again later.
 const QUEUED: usize = 64;
-const TIMEOUT: Duration = Duration::from_secs(10);
+/// How long a question waits for its partition. All lanes of the process wait for it.
+const TIMEOUT: Duration = Duration::from_secs(2);
 /// A client that is not used for this long is dropped, so that it does not outlive its credentials.
 const IDLE: Duration = Duration::from_secs(5);
 
@@ -60,7 +62,7 @@ impl Lookups {
     }
 
     pub(crate) fn run(self) {
-        let (mut client, mut log) = (None, LogThrottle::default());
+        let (mut client, mut was_late, mut log) = (None, false, LogThrottle::default());
         while !self.stop.is_cancelled() {
             let (question, waker) = match self.questions.recv_timeout(IDLE) {
                 Ok(queued) => queued,
@@ -71,8 +73,12 @@ impl Lookups {
                 Err(RecvTimeoutError::Disconnected) => return,
             };
             let found = self.find(&mut client, &question.positions);
+            // A new client may need longer than the timeout. One that is late twice may hang.
+            was_late = matches!(found, Err(ReadError::Late { .. })) && !was_late;
             let found = found.unwrap_or_else(|error| {
-                client = None;
+                if !was_late {
+                    client = None;
+                }
                 if log.should_log() {
                     tracing::warn!(error = %error_chain(&error), "cannot look up waiting records; retrying");
                 }
@@ -93,11 +99,7 @@ impl Lookups {
         }
     }
 
-    fn find(
-        &self,
-        client: &mut Option<Lookup>,
-        positions: &[Position],
-    ) -> Result<Vec<Found>, redeliver_kafka::reader::ReadError> {
+    fn find(&self, client: &mut Option<Lookup>, positions: &[Position]) -> Result<Vec<Found>, ReadError> {
         let client = match client {
             Some(client) => client,
             None => client.insert(Lookup::new(&self.kafka)?),

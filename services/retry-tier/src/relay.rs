@@ -423,7 +423,7 @@ impl Processor for Relay {
         let Some(partition) = self.partitions.get_mut(&assignment) else {
             return;
         };
-        if partition.acts.skips(record.position.offset) {
+        if partition.acts.skips(&record) {
             return;
         }
         let served = &partition.topic.served;

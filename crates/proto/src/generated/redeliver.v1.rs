@@ -10483,6 +10483,9 @@ pub struct WaitingDone {
     /// The record was written elsewhere: the tier skips it where it was.
     #[prost(bool, tag = "6")]
     pub moved: bool,
+    /// The `content_hash` of the record. The tier skips no other record at its offset. Empty if it is not known.
+    #[prost(bytes = "bytes", tag = "7")]
+    pub content_hash: ::prost::bytes::Bytes,
 }
 /// Which records come first. Records without this value are last.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, ::prost::Enumeration)]

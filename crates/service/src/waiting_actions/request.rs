@@ -417,6 +417,7 @@ mod tests {
             written: None,
             problem: String::new(),
             is_moved: true,
+            content: None,
         };
         let output = done.output(&"actions".into(), &partition(7), offset, NOW);
         let key = String::from_utf8(output.key.unwrap().to_vec()).unwrap();

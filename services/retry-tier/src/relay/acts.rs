@@ -6,11 +6,12 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
 
+use redeliver_core::content::{ContentHash, content_hash};
 use redeliver_core::failure::{ErrorClass, MESSAGE_LIMIT, bounded_text};
 use redeliver_core::headers::{self, RecordedFailure};
-use redeliver_core::{Failure, Output, Position, Timestamp, mutant, route};
+use redeliver_core::{Failure, Output, Position, Record, Timestamp, mutant, route};
 use redeliver_kafka::lookup::Found;
-use redeliver_kafka::{AssignmentId, Delivered, FollowUp, TransactionBatch};
+use redeliver_kafka::{AssignmentId, Delivered, FollowUp, TopicId, TransactionBatch};
 use redeliver_service::audit::{self, AuditEntry, AuditLog, MAX_IDS};
 use redeliver_service::waiting_actions::{
     Action, Actions, Done, Request, TierPartition, WaitingActionState as State, WaitingActions,
@@ -21,11 +22,17 @@ use crate::lookups::{Inbox, Question};
 use crate::waiting::Waiting;
 
 /// A request that cannot be carried out now is looked at again after this time: that reads the whole look-ahead.
-const LOOK_INTERVAL: Duration = Duration::from_secs(1);
+pub(super) const LOOK_INTERVAL: Duration = Duration::from_secs(1);
 /// How many records are looked up at a time.
 const LOOKUP: usize = 500;
 /// Actions have this part of a transaction, so that they do not delay what is due.
 const SHARE: usize = 4;
+/// Retries whose return topic is unavailable, or whose rate allows none, are left out for this time at most. It is longer than [`LOOK_INTERVAL`], so
+/// that other actions have their turn.
+const RETRY_PAUSE: Duration = Duration::from_secs(3);
+/// How long requests about another topic of the same name are known before they are void: by then, a lane that reads the previous topic has noticed
+/// it. It is longer than the interval of the topic watch.
+pub(super) const VOID_AFTER: Duration = Duration::from_secs(10);
 
 /// What acting on records needs of the process.
 pub(crate) struct ActionContext {
@@ -33,6 +40,8 @@ pub(crate) struct ActionContext {
     /// Their topic.
     pub(crate) topic: Arc<str>,
     pub(crate) audit: AuditLog,
+    /// The id of a topic now, as far as it is known. Does not block.
+    pub(crate) id_of: Box<dyn Fn(&str) -> Option<TopicId> + Send>,
     /// Does not block. Returns whether there will be an answer.
     pub(crate) ask: Box<dyn Fn(Question) -> bool + Send>,
 }
@@ -45,6 +54,8 @@ pub(super) struct Acting {
     pub(super) inbox: Inbox,
     /// The outcomes in the transaction that is being written.
     pub(super) marks: Vec<Mark>,
+    /// Other topics of the same names with requests, and since when they are known.
+    others: BTreeMap<TierPartition, Timestamp>,
     /// Records of previous topics whose requests this lane has found to be void.
     void: BTreeSet<(TierPartition, i64)>,
 }
@@ -56,6 +67,7 @@ impl Acting {
             seen: None,
             inbox: Inbox::default(),
             marks: Vec::new(),
+            others: BTreeMap::new(),
             void: BTreeSet::new(),
         }
     }
@@ -65,6 +77,12 @@ impl Acting {
 struct Room {
     records: usize,
     bytes: usize,
+}
+
+impl Room {
+    fn is_empty(&self) -> bool {
+        self.records == 0 || self.bytes == 0
+    }
 }
 
 /// The outcome of a record.
@@ -78,6 +96,8 @@ pub(super) struct Mark {
     problem: String,
     /// The output that replaces the record, and its topic.
     written: Option<(usize, Arc<str>)>,
+    /// The hash of the record, if it is replaced.
+    content: Option<ContentHash>,
 }
 
 /// A record that an output of the transaction replaces.
@@ -87,6 +107,23 @@ pub(super) struct Acted {
     is_ahead: bool,
     /// Its number in [`Acting::marks`].
     mark: usize,
+}
+
+/// A record to act on.
+struct Ready {
+    waiting: Waiting,
+    /// Whether it is beyond the look-ahead.
+    is_ahead: bool,
+    content: ContentHash,
+}
+
+/// Records with requests that are not here any more. An outcome that a previous owner has written just before says more than that, so the topic of
+/// actions is read again before they are gone.
+struct Missing {
+    offsets: BTreeSet<i64>,
+    since: Instant,
+    /// Whether it was read since.
+    is_confirmed: bool,
 }
 
 /// What a partition knows.
@@ -99,8 +136,8 @@ pub(super) struct Acts {
     read_to: i64,
     /// From here on, certainly no record is completed.
     ahead_from: i64,
-    /// Records that were acted on before they are read, also in the transaction that is being written.
-    ahead: BTreeSet<i64>,
+    /// Records that were acted on before they are read, also in the transaction that is being written, with their hashes if those are known.
+    ahead: BTreeMap<i64, Option<ContentHash>>,
     /// Those of them that were read since, and those that the transaction completes.
     skipped: Vec<i64>,
     skipping: Vec<i64>,
@@ -108,6 +145,9 @@ pub(super) struct Acts {
     pending: BTreeMap<i64, Arc<Request>>,
     /// Outcomes of this lane that it may not have read back yet.
     own: BTreeSet<i64>,
+    missing: Option<Missing>,
+    /// From when on retries are possible again.
+    retries_from: Option<Timestamp>,
     found: BTreeMap<i64, Found>,
     is_asking: bool,
     last_look: Option<Timestamp>,
@@ -120,11 +160,13 @@ impl Acts {
             are_known: false,
             read_to: 0,
             ahead_from: 0,
-            ahead: BTreeSet::new(),
+            ahead: BTreeMap::new(),
             skipped: Vec::new(),
             skipping: Vec::new(),
             pending: BTreeMap::new(),
             own: BTreeSet::new(),
+            missing: None,
+            retries_from: None,
             found: BTreeMap::new(),
             is_asking: false,
             last_look: None,
@@ -142,22 +184,41 @@ impl Acts {
     }
 
     /// Takes note of a record that was read. Returns whether it was acted on before.
-    pub(super) fn skips(&mut self, offset: i64) -> bool {
+    pub(super) fn skips(&mut self, record: &Record) -> bool {
+        let Position {
+            topic,
+            partition,
+            offset,
+        } = &record.position;
         self.has_read_to(offset + 1);
-        let skips = self.ahead.contains(&offset) && !mutant!("relay-repeats-what-was-acted-on");
-        if skips {
-            self.skipped.push(offset);
+        let Some(known) = self.ahead.get(offset) else {
+            return false;
+        };
+        if known.is_some_and(|known| known != hash(record)) {
+            tracing::error!(
+                topic = &**topic,
+                partition,
+                offset,
+                "another record was acted on at this offset, so Kafka has lost records; this one waits"
+            );
+            self.ahead.remove(offset);
+            return false;
         }
-        skips
+        if mutant!("relay-repeats-what-was-acted-on") {
+            return false;
+        }
+        self.skipped.push(*offset);
+        true
     }
 
     fn follow(&mut self, state: &WaitingActions, of: &TierPartition) {
-        let known = state.of_partition(of);
+        // Without an id, the records may be those of another topic.
+        let known = state.of_partition(of).filter(|_| of.topic_id.is_some());
         if !self.are_known {
             let done = known.iter().flat_map(|known| known.done.range(self.read_to..));
             self.ahead = done
                 .filter(|(_, done)| done.moved)
-                .map(|(offset, _)| *offset)
+                .map(|(offset, done)| (*offset, ContentHash::try_from(&*done.content_hash).ok()))
                 .collect();
             self.are_known = true;
         }
@@ -166,6 +227,39 @@ impl Acts {
         self.pending.retain(|offset, _| !self.own.contains(offset));
         self.found.retain(|offset, _| self.pending.contains_key(offset));
         self.last_look = None;
+    }
+
+    /// Looks whether the topic was read again. The state is to be read after this.
+    fn confirm_missing(&mut self, actions: &Actions) {
+        let missing = self.missing.as_mut().filter(|missing| !missing.is_confirmed);
+        if let Some(missing) = missing.filter(|missing| actions.are_known_since(missing.since)) {
+            missing.is_confirmed = true;
+            self.last_look = None;
+        }
+    }
+
+    /// Those of these records, which are not here, that are certainly gone: `limit` at most.
+    fn take_gone(&mut self, mut absent: BTreeSet<i64>, limit: usize) -> Vec<i64> {
+        let confirmed = self.missing.take_if(|missing| missing.is_confirmed);
+        let confirmed = confirmed.map(|missing| missing.offsets).unwrap_or_default();
+        let gone: Vec<i64> = confirmed.intersection(&absent).take(limit).copied().collect();
+        for offset in &gone {
+            absent.remove(offset);
+        }
+        if self.missing.is_none() && !absent.is_empty() {
+            self.missing = Some(Missing {
+                offsets: absent,
+                since: Instant::now(),
+                is_confirmed: false,
+            });
+        }
+        gone
+    }
+
+    /// Whether retries need not wait for their rate or topic. The clock may have been set back.
+    fn may_retry(&self, now: Timestamp) -> bool {
+        self.retries_from
+            .is_none_or(|from| from <= now || from > now.after(RETRY_PAUSE))
     }
 
     fn has_work(&mut self, now: Timestamp) -> bool {
@@ -229,15 +323,41 @@ impl Acting {
             state,
             problem: problem.to_owned(),
             written: None,
+            content: None,
         });
     }
 
-    /// Requests about previous topics of the same name are void.
-    fn mark_void(&mut self, assignment: AssignmentId, own: &TierPartition, limit: usize) {
+    /// Decides that a record is gone, if there is room.
+    fn mark_gone(
+        &mut self,
+        owner: (AssignmentId, &TierPartition),
+        acts: &mut Acts,
+        offset: i64,
+        problem: &str,
+        room: &mut Room,
+    ) {
+        if room.records > 0 {
+            room.records -= 1;
+            self.mark(owner, acts, offset, State::Gone, problem);
+        }
+    }
+
+    /// Requests about previous topics of the same name are void. If this lane is the one that reads a previous topic, they are not.
+    fn mark_void(&mut self, assignment: AssignmentId, own: &TierPartition, now: Timestamp, room: &mut Room) {
         let Some(state) = self.seen.clone() else { return };
         for (of, actions) in state.previous(own) {
+            if actions.pending.is_empty() {
+                continue;
+            }
+            let since = self.others.entry(of.clone()).or_insert(now);
+            // The clock may have been set back.
+            *since = now.min(*since);
+            if now.since(*since) < VOID_AFTER || (self.context.id_of)(&own.topic) != own.topic_id {
+                continue;
+            }
             for (offset, request) in &actions.pending {
-                if self.marks.len() < limit && self.void.insert((of.clone(), *offset)) {
+                if room.records > 0 && self.void.insert((of.clone(), *offset)) {
+                    room.records -= 1;
                     self.marks.push(Mark {
                         assignment,
                         of: of.clone(),
@@ -246,6 +366,7 @@ impl Acting {
                         state: State::Void,
                         problem: "the topic was created again".to_owned(),
                         written: None,
+                        content: None,
                     });
                 }
             }
@@ -260,6 +381,9 @@ impl Relay {
             acting, partitions, ..
         } = self;
         let actions = &acting.context.actions;
+        for partition in partitions.values_mut() {
+            partition.acts.confirm_missing(actions);
+        }
         let state = actions.state();
         let has_changed = acting.seen.as_ref().is_none_or(|seen| !Arc::ptr_eq(seen, &state));
         for partition in partitions.values_mut() {
@@ -300,13 +424,19 @@ impl Relay {
             bytes: TransactionBatch::BYTES / SHARE,
         };
         let before = room.bytes;
-        for assignment in self.order.clone() {
+        let order = self.order.clone();
+        for step in 0..order.len() {
+            if room.is_empty() {
+                break;
+            }
+            // As in `finish`: each call starts with another partition.
+            let assignment = order[(self.next + step) % order.len()];
             let Some(mut partition) = self.partitions.remove(&assignment) else {
                 continue;
             };
             if partition.acts.are_known {
                 self.acting
-                    .mark_void(assignment, &partition.of_tier(), room.records);
+                    .mark_void(assignment, &partition.of_tier(), now, &mut room);
                 if partition.acts.has_work(now) {
                     self.act_on(assignment, &mut partition, now, &mut room, batch);
                 }
@@ -343,108 +473,135 @@ impl Relay {
         let Partition {
             topic, waiting, acts, ..
         } = partition;
+        let owner = (assignment, &of);
         let is_paused = controls.state(topic.number).is_paused;
-        let dead_letters = topic.served.pipeline.dead_letter_topic();
-        let may = |request: &Request, waiting: &Waiting| {
-            let destination = match request.action() {
-                Action::Retry if is_paused => return false,
-                Action::Retry => &waiting.return_topic,
-                Action::Dead => &dead_letters,
-                Action::Edit => &topic.name,
-            };
-            !presence(destination).is_unavailable()
+        let is_open = |topic: &str| !presence(topic).is_unavailable();
+        let may_bury = is_open(&topic.served.pipeline.dead_letter_topic());
+        let may_edit = is_open(&topic.name);
+        let may = |request: &Request, may_retry: bool| match request.action() {
+            Action::Retry => may_retry && !is_paused,
+            Action::Dead => may_bury,
+            Action::Edit => may_edit,
         };
         let (is_answered, marks) = (!acts.found.is_empty(), acting.marks.len());
-        let mut ready = Vec::new();
-        let near: Vec<i64> = acts
-            .pending
-            .range(..acts.read_to)
-            .map(|(offset, _)| *offset)
-            .collect();
-        if !near.is_empty() {
-            let is_pending = |offset: &i64| acts.pending.contains_key(offset);
-            let held: BTreeSet<i64> = waiting.offsets().filter(is_pending).collect();
-            for offset in near.into_iter().filter(|offset| !held.contains(offset)) {
-                acting.mark((assignment, &of), acts, offset, State::Gone, "");
+        let near = acts.pending.range(..acts.read_to);
+        let near: BTreeSet<i64> = near.map(|(offset, _)| *offset).collect();
+        let mut is_near = !near.is_empty();
+        if is_near {
+            let held = waiting.offsets().filter(|offset| near.contains(offset)).collect();
+            let absent = near.difference(&held).copied().collect();
+            for offset in acts.take_gone(absent, room.records) {
+                acting.mark_gone(owner, acts, offset, "", room);
             }
-            let is_taken = |waiting: &Waiting| {
-                let request = acts.pending.get(&waiting.record.position.offset);
-                request.is_some_and(|request| may(request, waiting))
-            };
-            let taken = waiting.take(room.records, room.bytes, is_taken);
-            ready.extend(taken.into_iter().map(|waiting| (waiting, false)));
+            is_near = !room.is_empty();
         }
+        let mut ahead = Vec::new();
         for (offset, found) in std::mem::take(&mut acts.found) {
-            let Some(request) = acts.pending.get(&offset).filter(|_| offset >= acts.read_to) else {
+            if offset < acts.read_to || !acts.pending.contains_key(&offset) {
                 continue;
-            };
+            }
             match found {
                 Found::Record(stored) => {
                     let mut record = stored.record;
+                    let content = hash(&record);
                     match read_time_lock(&topic.served, &mut record, now) {
-                        Ok((due, return_topic)) => {
-                            let waiting = Waiting {
+                        Ok((due, return_topic)) => ahead.push(Ready {
+                            waiting: Waiting {
                                 due,
                                 return_topic,
                                 record,
                                 released: None,
-                            };
-                            ready.extend(may(request, &waiting).then_some((waiting, true)));
-                        }
-                        Err(failure) => {
-                            acting.mark((assignment, &of), acts, offset, State::Gone, &failure.message);
-                        }
+                            },
+                            is_ahead: true,
+                            content,
+                        }),
+                        Err(failure) => acting.mark_gone(owner, acts, offset, &failure.message, room),
                     }
                 }
-                Found::Deleted | Found::Compacted => {
-                    acting.mark((assignment, &of), acts, offset, State::Gone, "");
-                }
+                Found::Deleted | Found::Compacted => acting.mark_gone(owner, acts, offset, "", room),
                 // The broker has not got there yet, or the lane is about to notice that the topic is another one.
                 Found::Unknown => {}
             }
         }
-        for (record, is_ahead) in ready {
-            let offset = record.record.position.offset;
-            let has_room = room.records > 0 && room.bytes > 0;
-            let request = acts.pending.get(&offset).filter(|_| has_room).cloned();
-            let partitions = || partitions_of(&topic.name);
-            let request = request.filter(|request| {
-                request.action() != Action::Retry
-                    || controls.take(topic.number, of.partition, partitions, now).is_ok()
-            });
-            let Some(request) = request else {
-                if !is_ahead {
-                    waiting.push(record);
-                }
-                continue;
-            };
-            let (state, output) = written(topic, &request, &record, now);
-            room.records -= 1;
-            room.bytes = room.bytes.saturating_sub(output.size());
-            acting.mark((assignment, &of), acts, offset, state, "");
-            if let Some(mark) = acting.marks.last_mut() {
-                mark.written = Some((batch.outputs.len(), output.topic.clone()));
-            }
-            if is_ahead {
-                acts.ahead.insert(offset);
+        let mut ahead = Some(ahead);
+        loop {
+            let may_retry = acts.may_retry(now);
+            let ready = if is_near {
+                let is_taken = |waiting: &Waiting| {
+                    let request = acts.pending.get(&waiting.record.position.offset);
+                    request.is_some_and(|request| may(request, may_retry && is_open(&waiting.return_topic)))
+                };
+                let taken = waiting.take(room.records, room.bytes, is_taken).into_iter();
+                let ready = taken.map(|waiting| Ready {
+                    content: hash(&waiting.record),
+                    waiting,
+                    is_ahead: false,
+                });
+                ready.collect()
+            } else if let Some(ahead) = ahead.take() {
+                ahead
             } else {
-                batch.completed.push((assignment, offset));
+                break;
+            };
+            for Ready {
+                waiting: record,
+                is_ahead,
+                content,
+            } in ready
+            {
+                let offset = record.record.position.offset;
+                let request = acts.pending.get(&offset).filter(|_| !room.is_empty()).cloned();
+                let request = request.filter(|request| {
+                    let may = may(request, acts.may_retry(now));
+                    if !may || request.action() != Action::Retry {
+                        return may;
+                    }
+                    let partitions = || partitions_of(&topic.name);
+                    let taken = if is_open(&record.return_topic) {
+                        controls.take(topic.number, of.partition, partitions, now)
+                    } else {
+                        Err(now.after(RETRY_PAUSE))
+                    };
+                    acts.retries_from = taken.err().map(|from| from.min(now.after(RETRY_PAUSE)));
+                    acts.retries_from.is_none()
+                });
+                let Some(request) = request else {
+                    if !is_ahead {
+                        waiting.push(record);
+                    }
+                    continue;
+                };
+                let (state, output) = written(topic, &request, &record, now);
+                room.records -= 1;
+                room.bytes = room.bytes.saturating_sub(output.size());
+                acting.mark(owner, acts, offset, state, "");
+                if let Some(mark) = acting.marks.last_mut() {
+                    mark.written = Some((batch.outputs.len(), output.topic.clone()));
+                    mark.content = Some(content);
+                }
+                if is_ahead {
+                    acts.ahead.insert(offset, Some(content));
+                } else {
+                    batch.completed.push((assignment, offset));
+                }
+                in_transaction.push(InTransaction {
+                    topic: topic.clone(),
+                    assignment,
+                    offset,
+                    completion: Completion::Acted,
+                    waited: None,
+                    acted: Some(Acted {
+                        waiting: record,
+                        is_ahead,
+                        mark: acting.marks.len() - 1,
+                    }),
+                });
+                batch.outputs.push(output);
             }
-            in_transaction.push(InTransaction {
-                topic: topic.clone(),
-                assignment,
-                offset,
-                completion: Completion::Acted,
-                waited: None,
-                acted: Some(Acted {
-                    waiting: record,
-                    is_ahead,
-                    mark: acting.marks.len() - 1,
-                }),
-            });
-            batch.outputs.push(output);
+            // If retries have to wait from now on, other actions have their turn.
+            is_near = is_near && may_retry && !acts.may_retry(now);
         }
-        if room.records == 0 || room.bytes == 0 {
+        if room.is_empty() {
             // The rest follows with the next transaction.
             acts.last_look = None;
         }
@@ -452,7 +609,8 @@ impl Relay {
         if is_answered && acting.marks.len() == marks {
             return;
         }
-        let positions = acts.unread(&of, |request| !is_paused || request.action() != Action::Retry);
+        let may_retry = acts.may_retry(now);
+        let positions = acts.unread(&of, |request| may(request, may_retry));
         if !positions.is_empty() {
             acts.is_asking = (acting.context.ask)(Question {
                 assignment,
@@ -492,7 +650,8 @@ impl Relay {
         let Some(acted) = &written.acted else { return false };
         let mark = &mut self.acting.marks[acted.mark];
         if mark.state == State::Refused {
-            written.acted = None;
+            let dead_letters = written.topic.served.pipeline.dead_letter_topic();
+            (mark.state, mark.written) = (State::Dead, Some((index, dead_letters)));
             return false;
         }
         (mark.state, mark.problem) = (State::Refused, failure.message.clone());
@@ -544,6 +703,25 @@ impl Relay {
                 partition.acts.ahead.remove(&offset);
             }
         }
+    }
+}
+
+/// The hash of what makes a record the one that was acted on.
+pub(super) fn hash(record: &Record) -> ContentHash {
+    content_hash(
+        record.timestamp,
+        record.key.as_deref(),
+        record.value.as_deref(),
+        &record.headers,
+    )
+}
+
+/// The outcome of an action that was carried out.
+fn acted(action: Action) -> State {
+    match action {
+        Action::Retry => State::Retried,
+        Action::Dead => State::Dead,
+        Action::Edit => State::Edited,
     }
 }
 
@@ -611,9 +789,10 @@ fn outcomes(
             written,
             problem: mark.problem.clone(),
             is_moved: mark.written.is_some(),
+            content: mark.content,
         };
         outputs.push(done.output(topic, &mark.of, mark.offset, now));
-        if done.is_moved {
+        if done.state == acted(mark.request.action()) {
             by_request.entry(mark.request.id()).or_default().push(mark);
         }
     }

@@ -81,6 +81,7 @@ impl Bench {
                     actions: actions.clone(),
                     topic: "redeliver.waiting.actions".into(),
                     audit: AuditLog::new(&Config::default(), "retry-tier"),
+                    id_of: Box::new(|_| Some(TopicId::from_bits(7))),
                     ask: Box::new({
                         let asked = asked.clone();
                         move |question| {

@@ -6,6 +6,7 @@ use redeliver_proto::{Message as _, v1};
 use redeliver_service::waiting_actions::WaitingActionState as State;
 use redeliver_store::State as _;
 
+use super::super::acts::{LOOK_INTERVAL, VOID_AFTER, hash};
 use super::*;
 use crate::lookups::Answer;
 
@@ -45,7 +46,10 @@ impl Bench {
             at: Some(to_timestamp(NOW)),
             partitions: vec![v1::WaitingPartition {
                 topic: "docs-retry-5s".to_owned(),
-                topic_id: topic.to_be_bytes().to_vec().into(),
+                // None in place of 0.
+                topic_id: bytes::Bytes::copy_from_slice(
+                    &topic.to_be_bytes()[..if topic == 0 { 0 } else { 16 }],
+                ),
                 partition: 0,
                 offsets: vec![offset],
             }],
@@ -101,6 +105,10 @@ fn found(offset: i64) -> Found {
         record: record(offset),
         timestamp_type: None,
     })
+}
+
+fn done_key(offset: i64) -> String {
+    format!("done/{TOPIC:032x}/docs-retry-5s/0/{offset}")
 }
 
 /// The outcomes that a transaction writes, by offset, and the actions that it records.
@@ -242,6 +250,7 @@ fn released_record_is_gone() {
     assert_eq!(bench.batch().outputs.len(), 2);
     bench.relay.committed(in_seconds(5));
     bench.request("a", v1::WaitingAction::Retry, TOPIC, 1);
+    assert!(bench.batch().follow_up.is_none(), "the topic is read again");
     let batch = bench.batch();
     assert_eq!(outcomes(&batch), (vec![(1, State::Gone, false)], Vec::new()));
     assert_eq!(
@@ -258,7 +267,36 @@ fn completed_record_is_not_looked_up() {
     assert!(bench.batch().outputs.is_empty() && bench.asked.lock().unwrap().is_empty());
     bench.accept_at(4);
     bench.clock.advance(Duration::from_secs(1));
+    bench.batch();
     assert_eq!(outcomes(&bench.batch()).0, [(3, State::Gone, false)]);
+}
+
+#[test]
+fn late_outcome_is_not_overwritten() {
+    let mut bench = Bench::of_topic(10);
+    // A previous owner has completed the record.
+    bench.relay.starts_at(bench.assignment, 5);
+    bench.request("a", v1::WaitingAction::Dead, TOPIC, 3);
+    assert!(bench.batch().follow_up.is_none());
+    bench.learn(&done_key(3), &v1::WaitingDone::default());
+    for _ in 0..2 {
+        bench.clock.advance(Duration::from_secs(1));
+        assert!(bench.batch().follow_up.is_none());
+    }
+}
+
+#[test]
+fn gone_outcomes_share_the_transaction() {
+    let mut bench = Bench::of_topic(10);
+    bench.relay.starts_at(bench.assignment, 50);
+    for offset in 0..30 {
+        bench.request(&format!("r{offset}"), v1::WaitingAction::Retry, TOPIC, offset);
+    }
+    bench.batch();
+    for count in [25, 5] {
+        assert_eq!(outcomes(&bench.batch()).0.len(), count);
+        bench.relay.committed(NOW);
+    }
 }
 
 #[test]
@@ -273,11 +311,15 @@ fn compacted_record_is_gone() {
 #[test]
 fn outcome_of_previous_owner_counts() {
     let mut bench = Bench::of_topic(10);
-    let done = v1::WaitingDone {
-        moved: true,
-        ..v1::WaitingDone::default()
-    };
-    bench.learn(&format!("done/{TOPIC:032x}/docs-retry-5s/0/2"), &done);
+    // The hash of record 3 is that of another one, which Kafka has lost.
+    for (offset, content) in [(2, hash(&record(2)).to_vec()), (3, vec![1; 16])] {
+        let done = v1::WaitingDone {
+            moved: true,
+            content_hash: content.into(),
+            ..v1::WaitingDone::default()
+        };
+        bench.learn(&done_key(offset), &done);
+    }
     bench.relay.revoked(bench.assignment);
     bench.assignment = AssignmentId::for_tests(0, 2);
     bench.relay.assigned(bench.assignment, &bench.topic.clone(), 0);
@@ -285,18 +327,47 @@ fn outcome_of_previous_owner_counts() {
     assert_eq!(bench.relay.capacity(bench.assignment), 0, "it is not known yet");
     bench.batch();
     assert_eq!(bench.relay.capacity(bench.assignment), 10);
-    for offset in 1..3 {
+    for offset in 1..4 {
         bench.accept_at(offset);
     }
     assert_eq!(bench.batch().completed, [(bench.assignment, 2)]);
-    assert_eq!(bench.metrics().held.get(), 1);
+    assert_eq!(bench.metrics().held.get(), 2);
+}
+
+#[test]
+fn actions_need_topic_ids() {
+    let mut bench = Bench::new(10);
+    let done = v1::WaitingDone {
+        moved: true,
+        ..v1::WaitingDone::default()
+    };
+    bench.learn("done/-/docs-retry-5s/0/0", &done);
+    bench.relay.revoked(bench.assignment);
+    bench.assignment = AssignmentId::for_tests(0, 2);
+    bench.relay.assigned(bench.assignment, &bench.topic.clone(), 0);
+    bench.request("a", v1::WaitingAction::Dead, 0, 1);
+    bench.batch();
+    for offset in 0..2 {
+        bench.accept_at(offset);
+    }
+    let batch = bench.batch();
+    assert!(batch.outputs.is_empty() && batch.completed.is_empty());
+    assert_eq!(bench.metrics().held.get(), 2);
 }
 
 #[test]
 fn requests_of_previous_topic_are_void() {
     let mut bench = Bench::of_topic(10);
-    bench.accept_at(1);
     bench.request("a", v1::WaitingAction::Dead, TOPIC - 1, 1);
+    assert!(bench.batch().follow_up.is_none());
+    bench.clock.advance(VOID_AFTER / 10);
+    // This lane may be the one that reads the previous topic.
+    bench.relay.acting.context.id_of = Box::new(|_| Some(TopicId::from_bits(TOPIC - 1)));
+    for _ in 0..10 {
+        bench.clock.advance(VOID_AFTER / 10);
+        assert!(bench.batch().follow_up.is_none());
+    }
+    bench.relay.acting.context.id_of = Box::new(|_| Some(TopicId::from_bits(TOPIC)));
     let batch = bench.batch();
     assert_eq!(outcomes(&batch), (vec![(1, State::Void, false)], Vec::new()));
     bench.relay.committed(NOW);
@@ -338,5 +409,58 @@ fn refused_edit_waits_unedited() {
         (&*batch.outputs[0].topic, batch.outputs[0].value.as_deref()),
         ("docs-retry-5s", Some(&b"v"[..]))
     );
-    assert_eq!(outcomes(&batch).0, [(0, State::Refused, true)]);
+    assert_eq!(outcomes(&batch), (vec![(0, State::Refused, true)], Vec::new()));
+    let failure = Failure::permanent("output.denied", "no");
+    assert!(
+        bench
+            .relay
+            .refused(&[Refused { index: 0, failure }], &mut batch, NOW)
+    );
+    assert_eq!(&*batch.outputs[0].topic, "docs-dlq");
+    assert_eq!(outcomes(&batch), (vec![(0, State::Dead, true)], Vec::new()));
+    bench.relay.take_back(&mut batch);
+    assert_eq!(outcomes(&bench.batch()).0, [(0, State::Edited, true)]);
+}
+
+#[test]
+fn limited_retries_delay_no_dead_letters() {
+    let mut bench = Bench::of_topic(10);
+    let limited = TierControl {
+        rate: Some(RateLimit::PerSecond(1.0)),
+        ..TierControl::default()
+    };
+    bench.want("tier/docs/5s", limited);
+    for offset in 0..40 {
+        let action = if offset < 39 {
+            v1::WaitingAction::Retry
+        } else {
+            v1::WaitingAction::Dead
+        };
+        bench.accept_at(offset);
+        bench.request(&format!("r{offset}"), action, TOPIC, offset);
+    }
+    let (written, _) = outcomes(&bench.batch());
+    assert!(written.contains(&(39, State::Dead, true)), "{written:?}");
+    assert!(written.len() < 10, "{written:?}");
+}
+
+#[test]
+fn unavailable_return_topic_delays_no_others() {
+    let mut bench = Bench::of_topic(1);
+    bench.relay.presence = Box::new(|topic| presence(topic == "docs-retry-due"));
+    bench.request("a", v1::WaitingAction::Retry, TOPIC, 5);
+    bench.request("b", v1::WaitingAction::Dead, TOPIC, 6);
+    bench.batch();
+    // There was no room for the second record.
+    bench.answer(5, found(5));
+    assert!(bench.batch().outputs.is_empty());
+    bench.clock.advance(LOOK_INTERVAL);
+    bench.batch();
+    let asked = bench.asked.lock().unwrap();
+    let asked: Vec<_> = asked[0]
+        .positions
+        .iter()
+        .map(|position| position.offset)
+        .collect();
+    assert_eq!(asked, [6]);
 }
