@@ -17,6 +17,8 @@ struct World {
     pipe: Pipe,
     server: String,
     inspector: ServiceProcess,
+    /// Their offsets in the tier, which has the markers of transactions, too.
+    offsets: Vec<i64>,
 }
 
 impl World {
@@ -41,10 +43,13 @@ impl World {
         pipe.produce(drafts("single", records));
         pipe.until_waiting(records);
         drop(enricher);
+        let written = pipe.read(&[pipe.first_tier()]);
+        let offsets = written.iter().map(|record| record.position.offset).collect();
         Self {
             pipe,
             server,
             inspector,
+            offsets,
         }
     }
 
@@ -66,8 +71,8 @@ impl World {
         assert_eq!(printed.code, Some(1), "{printed:?}");
     }
 
-    fn id(&self, offset: usize) -> String {
-        format!("{}/0/{offset}", self.pipe.first_tier())
+    fn id(&self, number: usize) -> String {
+        format!("{}/0/{}", self.pipe.first_tier(), self.offsets[number])
     }
 
     /// Other tests use the same topic.
@@ -143,7 +148,7 @@ fn states(actions: &Value) -> Vec<String> {
         .collect()
 }
 
-/// The offset of a record at the source, given its offset in the tier: the worker may have written them in any order.
+/// The offset of a record at the source, given its number in the tier: the worker may have written them in any order.
 fn origins(world: &World) -> Vec<usize> {
     world
         .pipe
@@ -227,12 +232,12 @@ fn killed_tiers_act_once() {
     {
         tier.kill_9();
         let request = world.request(&number.to_string());
-        let offsets: Vec<usize> = (number..RECORDS).step_by(10).collect();
-        let ids: Vec<String> = offsets.iter().map(|offset| world.id(*offset)).collect();
+        let numbers: Vec<usize> = (number..RECORDS).step_by(10).collect();
+        let ids: Vec<String> = numbers.iter().map(|number| world.id(*number)).collect();
         let ids: Vec<&str> = ids.iter().map(String::as_str).collect();
         let options = ["--request-id", &request, "--wait", "0s"];
         world.run(3, &[&["dead"], &ids[..], &options].concat());
-        dead.extend(offsets.iter().map(|offset| origins[*offset]));
+        dead.extend(numbers.iter().map(|number| origins[*number]));
         tier.start_again_with(&[("REDELIVER_FAULT", fault)]);
         tier.until_crashed();
         tier.start_again();
