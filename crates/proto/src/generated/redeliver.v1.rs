@@ -10379,7 +10379,7 @@ pub struct ActOnWaitingRecordsRequest {
     /// The reason, for the audit log and the dead letter. At most 1000 bytes.
     #[prost(string, tag = "7")]
     pub reason: ::prost::alloc::string::String,
-    /// Different for each request: 1 to 100 letters, digits, `-` and `_`. A repeated request has no effect. INVALID_ARGUMENT (REQUEST_ID_USED) if it was used for a
+    /// Different for each request: 1 to 100 letters, digits, `-` and `_`. A repeated request has no effect, at least for a day. INVALID_ARGUMENT (REQUEST_ID_USED) if it was used for a
     /// request that differs.
     #[prost(string, tag = "8")]
     pub request_id: ::prost::alloc::string::String,
@@ -10398,7 +10398,7 @@ pub struct WaitingActions {
     pub request_id: ::prost::alloc::string::String,
     #[prost(enumeration = "WaitingAction", tag = "2")]
     pub action: i32,
-    /// Who asked for it, why and when.
+    /// Who asked for it, why and when. `by` and `reason` are empty if the caller may not know all its records.
     #[prost(string, tag = "3")]
     pub by: ::prost::alloc::string::String,
     #[prost(string, tag = "4")]
@@ -10996,7 +10996,8 @@ pub mod waiting_service_client {
         /// Has records that wait in tiers retried now, moved to the dead letters, or edited. The tier that owns a record does it, in one transaction with the outcome and an
         /// entry of the audit log, so that each record has one outcome whatever is killed. JobService has the same for what waits with the scheduler.
         ///
-        /// Also requires the scope dead-letters:operate for the dead-letter topic; an edit requires what RedriveService.PlanEdit does.
+        /// Also requires the scope dead-letters:operate for the dead-letter topic; an edit requires what RedriveService.PlanEdit does. FAILED_PRECONDITION (ACTIONS_DISABLED)
+        /// unless `waiting_actions.enabled` is set, and (TOPIC_IDS_MISSING) if the broker has no topic ids.
         pub async fn act_on_waiting_records(
             &mut self,
             request: impl tonic::IntoRequest<super::ActOnWaitingRecordsRequest>,
@@ -11122,7 +11123,8 @@ pub mod waiting_service_server {
         /// Has records that wait in tiers retried now, moved to the dead letters, or edited. The tier that owns a record does it, in one transaction with the outcome and an
         /// entry of the audit log, so that each record has one outcome whatever is killed. JobService has the same for what waits with the scheduler.
         ///
-        /// Also requires the scope dead-letters:operate for the dead-letter topic; an edit requires what RedriveService.PlanEdit does.
+        /// Also requires the scope dead-letters:operate for the dead-letter topic; an edit requires what RedriveService.PlanEdit does. FAILED_PRECONDITION (ACTIONS_DISABLED)
+        /// unless `waiting_actions.enabled` is set, and (TOPIC_IDS_MISSING) if the broker has no topic ids.
         async fn act_on_waiting_records(
             &self,
             request: tonic::Request<super::ActOnWaitingRecordsRequest>,
