@@ -296,7 +296,7 @@ fn findings_about_topics_are_reported() {
         "warning: topic `{due}` has retention.bytes=1000000: a burst could delete released records too early; set its \
          retention.bytes to -1 and limit it with retention.ms\n"
     );
-    let expected = format!("{warning}12 topics, 1 warning\n");
+    let expected = format!("{warning}11 topics, 1 warning\n");
     eventually("the error is gone", DEADLINE, || {
         let checked = pipe.redeliver(&["topics", "check"]);
         let stdout = without_other_tests(&checked.stdout);
