@@ -34,6 +34,9 @@ const RETRY_PAUSE: Duration = Duration::from_secs(3);
 /// it. It is longer than the interval of the topic watch.
 pub(super) const VOID_AFTER: Duration = Duration::from_secs(10);
 
+/// The current id of a topic, if it is known.
+pub(crate) type IdOf = Box<dyn Fn(&str) -> Option<TopicId> + Send>;
+
 /// What acting on records needs of the process.
 pub(crate) struct ActionContext {
     pub(crate) actions: Actions,
@@ -41,7 +44,7 @@ pub(crate) struct ActionContext {
     pub(crate) topic: Arc<str>,
     pub(crate) audit: AuditLog,
     /// The id of a topic now, as far as it is known. Does not block.
-    pub(crate) id_of: Box<dyn Fn(&str) -> Option<TopicId> + Send>,
+    pub(crate) id_of: IdOf,
     /// Does not block. Returns whether there will be an answer.
     pub(crate) ask: Box<dyn Fn(Question) -> bool + Send>,
 }
