@@ -114,7 +114,9 @@ impl Service<http::Request<Body>> for Caller {
 
 /// Whether a call has failed because the service is silent.
 pub(crate) fn is_silence(status: &Status) -> bool {
-    status.source().is_some_and(<dyn std::error::Error + 'static>::is::<Silence>)
+    status
+        .source()
+        .is_some_and(<dyn std::error::Error + 'static>::is::<Silence>)
 }
 
 #[cfg(test)]

@@ -2,10 +2,10 @@
 
 use askama::Template;
 use axum::response::Response;
+use redeliver_client::JobId;
 use redeliver_client::messages::{
     Application, Job, JobOutcome, JobOutcomeState, JobState, ListJobsRequest, Stats,
 };
-use redeliver_client::JobId;
 use serde::Deserialize;
 
 use crate::access::{Access, Actions};

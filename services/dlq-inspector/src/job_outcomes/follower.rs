@@ -8,10 +8,10 @@ use std::time::{Duration, Instant};
 use redeliver_core::error_chain::error_chain;
 use redeliver_core::wait::LogThrottle;
 use redeliver_core::{Record, Timestamp};
+use redeliver_kafka::Waker;
 use redeliver_kafka::follow::{Event, Follower, Start};
 use redeliver_kafka::reader::{ReadError, TopicReader};
 use redeliver_kafka::survey::{Extent, SurveyedTopic, Surveyor};
-use redeliver_kafka::Waker;
 use redeliver_proto::long_wait;
 use tokio_util::sync::CancellationToken;
 

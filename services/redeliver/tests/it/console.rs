@@ -584,7 +584,11 @@ fn rotated_keys_need_no_restart() {
     let refused = eventually("the old key is refused", DEADLINE, || {
         assert_eq!(system.sign_in(&token(&forged)).status, 401);
         let page = system.get(&before, "/letters");
-        if page.status == 401 { Ok(page) } else { Err(page.status) }
+        if page.status == 401 {
+            Ok(page)
+        } else {
+            Err(page.status)
+        }
     });
     assert!(refused.body.contains("Sign in again"), "{refused:?}");
     assert_eq!(system.get(&after, "/letters").status, 200);

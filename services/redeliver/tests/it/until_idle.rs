@@ -235,10 +235,7 @@ fn databricks_tasks(job: &Value) -> Vec<(String, Vec<String>)> {
     let text = |value: &Value| value.as_str().unwrap().to_owned();
     let tasks = job["tasks"].as_array().unwrap();
     for (task, next) in tasks.iter().zip(&tasks[1..]) {
-        assert_eq!(
-            next["depends_on"],
-            json!([{ "task_key": task["task_key"] }])
-        );
+        assert_eq!(next["depends_on"], json!([{ "task_key": task["task_key"] }]));
     }
     let arguments = |task: &Value| {
         let parameters = task["spark_python_task"]["parameters"].as_array().unwrap();
