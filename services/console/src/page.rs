@@ -115,6 +115,7 @@ pub(crate) struct Problem {
 }
 
 const CHANGED_MEANWHILE: &str = "Changed meanwhile";
+const ASKS_AGAIN: &str = "An open page asks again by itself.";
 
 pub(crate) type Part<T> = Result<T, Problem>;
 
@@ -154,6 +155,20 @@ impl Problem {
 }
 
 impl Problem {
+    /// The answer to a change, which an open page does not repeat.
+    pub(crate) fn of_change(self) -> Self {
+        match self.passes {
+            true => Self {
+                advice:
+                    "It may have taken effect. Send the form again: the same request has no effect twice."
+                        .to_owned(),
+                passes: false,
+                ..self
+            },
+            false => self,
+        }
+    }
+
     /// Whether another revision was expected. Then nothing was changed.
     pub(crate) fn is_about_revision(&self) -> bool {
         self.title == CHANGED_MEANWHILE
@@ -170,11 +185,14 @@ impl Problem {
 impl From<ClientError> for Problem {
     fn from(error: ClientError) -> Self {
         let scope = error.details().and_then(|details| details.scope.clone());
+        // Not if the service is there and busy: a page that asks again would make it more so.
+        let passes =
+            matches!(&error, ClientError::Unreachable { .. }) || error.code() == Some(Code::Unavailable);
         let (status, title, advice) = match (&error, error.code()) {
             (ClientError::Unreachable { url, .. }, _) => (
                 StatusCode::BAD_GATEWAY,
                 format!("{} does not answer", name_of(url)),
-                "Check that it runs. An open page asks again by itself.".to_owned(),
+                format!("Check that it runs. {ASKS_AGAIN}"),
             ),
             (_, Some(Code::InvalidArgument)) => (
                 StatusCode::BAD_REQUEST,
@@ -203,7 +221,7 @@ impl From<ClientError> for Problem {
             (error, _) if error.is_transient() => (
                 StatusCode::SERVICE_UNAVAILABLE,
                 "Not available now".to_owned(),
-                "An open page asks again by itself.".to_owned(),
+                if passes { ASKS_AGAIN } else { "Try again later." }.to_owned(),
             ),
             _ => (
                 StatusCode::BAD_GATEWAY,
@@ -216,7 +234,7 @@ impl From<ClientError> for Problem {
             title,
             detail: error_chain::error_chain(&error),
             advice,
-            passes: error.is_transient(),
+            passes,
         }
     }
 }

@@ -29,7 +29,8 @@ pub(crate) struct TierLanes {
     topic_watch: TopicWatch,
     control: Control,
     actions: Actions,
-    lookups: SyncSender<(Question, Waker)>,
+    /// `None` if nobody can act on single records.
+    lookups: Option<SyncSender<(Question, Waker)>>,
 }
 
 impl TierLanes {
@@ -42,11 +43,17 @@ impl TierLanes {
         actions: Actions,
     ) -> io::Result<Self> {
         let config = host.config.clone();
-        let (answering, lookups) = Lookups::new(host.kafka.clone(), host.tasks.shutdown().clone());
-        host.tasks.spawn_thread("waiting-lookups", move || {
-            answering.run();
-            Ok::<(), Infallible>(())
-        })?;
+        let lookups = match actions.are_enabled() {
+            true => {
+                let (answering, lookups) = Lookups::new(host.kafka.clone(), host.tasks.shutdown().clone());
+                host.tasks.spawn_thread("waiting-lookups", move || {
+                    answering.run();
+                    Ok::<(), Infallible>(())
+                })?;
+                Some(lookups)
+            }
+            false => None,
+        };
         let families = TierFamilies::register(&mut host.registry(), host.clock.clone());
         Ok(Self {
             look_ahead: LookAhead {
@@ -81,7 +88,12 @@ impl TierLanes {
         let waker = Waker::new();
         let ask = Box::new({
             let (lookups, waker) = (self.lookups.clone(), waker.clone());
-            move |question| lookups.try_send((question, waker.clone())).is_ok()
+            move |question| {
+                let asked = lookups
+                    .as_ref()
+                    .map(|lookups| lookups.try_send((question, waker.clone())));
+                asked.is_some_and(|asked| asked.is_ok())
+            }
         });
         let group = pipeline::retry_tier_group(&self.kafka.id_prefix, tier);
         let serves = Serves {

@@ -169,7 +169,7 @@ async fn send<A: Act>(backend: Backend, form: Form<A>) -> Response {
             if problem.is_about_revision() {
                 asked.forget();
             }
-            page(&asked, &backend, Some(problem), token, id).await
+            page(&asked, &backend, Some(problem.of_change()), token, id).await
         }
     }
 }

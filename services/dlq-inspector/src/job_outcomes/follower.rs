@@ -195,7 +195,10 @@ impl Following {
             state.of_pipelines = of_pipelines;
             state.refused = refused;
             state.next.retain(|partition, _| existing.contains(partition));
-            (state.since.is_none(), std::mem::replace(&mut state.ids, ids))
+            let known = state.ids.clone();
+            // What a broker does not tell now stays: a topic that was created again has another id.
+            state.ids.extend(ids);
+            (state.since.is_none(), known)
         };
         for (topic, _) in followed
             .partitions

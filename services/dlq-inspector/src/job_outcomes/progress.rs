@@ -150,6 +150,11 @@ impl JobOutcomes {
         for topic in &topics {
             match client.partitions(topic) {
                 Ok(count) => partitions.extend((0..count).map(|partition| (topic.clone(), partition))),
+                Err(ReadError::Missing(_))
+                    if self.state().next.keys().any(|(followed, _)| followed == topic) =>
+                {
+                    return Ok(Err(format!("Kafka does not know {topic} now")));
+                }
                 // Of a tier without records, for example.
                 Err(ReadError::Missing(_)) => {}
                 Err(error) => return Err(error),

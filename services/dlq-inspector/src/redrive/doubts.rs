@@ -9,7 +9,7 @@ const CERTAIN: Duration = Duration::from_secs(5);
 /// After this time without a question, an answer counts as the first one. Redrives try again at least every 30 seconds.
 const FORGOTTEN: Duration = Duration::from_secs(120);
 
-/// What Kafka has said, by what it is about: a topic, or a partition.
+/// What Kafka has said, by what it is about: a topic with the id that it should have, or a position.
 #[derive(Debug, Default)]
 pub struct Doubts(HashMap<String, Doubt>);
 

@@ -223,20 +223,22 @@ impl LetterReader {
             }
             Err(error) => return Err(error),
         };
-        if let Some(Position { topic, partition, .. }) = positions.first() {
-            let about = format!("{topic}/{partition}");
-            if !matches!(all.last(), Some(Found::Unknown)) {
-                self.doubts.clear(&about);
-            } else if self.doubts.is_certain(&about, Instant::now()) {
+        let is_unknown = matches!(all.last(), Some(Found::Unknown));
+        let known = all.len() - usize::from(is_unknown);
+        for position in &positions[..known] {
+            self.doubts.clear(&position.to_string());
+        }
+        if let Some(unknown) = positions.get(known).filter(|_| is_unknown) {
+            if self.doubts.is_certain(&unknown.to_string(), Instant::now()) {
                 // Nor is anything known of the positions that follow.
                 all.resize_with(batch.len(), || Found::Unknown);
             } else {
                 all.pop();
-                if let (true, Some(first)) = (all.is_empty(), positions.first()) {
+                if all.is_empty() {
                     return Err(ReadError::Late {
-                        topic: topic.to_string(),
-                        partition: *partition,
-                        end: first.offset,
+                        topic: unknown.topic.to_string(),
+                        partition: unknown.partition,
+                        end: unknown.offset,
                     });
                 }
             }
@@ -273,9 +275,11 @@ fn certain_id(
     now: Instant,
 ) -> Result<Option<TopicId>, ReadError> {
     let current = current.transpose()?;
+    // Another redrive may have been planned with another id.
+    let about = format!("{topic} {planned:?}");
     if current == Some(planned) {
-        doubts.clear(topic);
-    } else if !doubts.is_certain(topic, now) {
+        doubts.clear(&about);
+    } else if !doubts.is_certain(&about, now) {
         return Err(match current {
             Some(_) => ReadError::Recreated(topic.to_owned()),
             None => ReadError::Missing(topic.to_owned()),

@@ -116,9 +116,15 @@ pub(super) fn main(args: &MigrateArgs) -> ExitCode {
     let configured = of_config(&config, &existing);
     say_cluster(&kafka);
     let actions = [&args.from_prefix, to_prefix].map(|prefix| format!("{prefix}{WAITING_ACTIONS_TOPIC}"));
-    let has_actions = config.waiting_actions.enabled && existing.contains(&actions[0]);
     let copy_actions = || {
-        if !has_actions {
+        if !existing.contains(&actions[0]) {
+            return Ok(());
+        }
+        if !config.waiting_actions.enabled {
+            say(format_args!(
+                "skipped  {}: waiting_actions.enabled is false",
+                actions[0]
+            ));
             return Ok(());
         }
         if !existing.contains(&actions[1]) {

@@ -157,10 +157,10 @@ pub(super) struct Acts {
 }
 
 impl Acts {
-    pub(super) fn new() -> Self {
+    pub(super) fn new(are_enabled: bool) -> Self {
         Self {
             since: Instant::now(),
-            are_known: false,
+            are_known: !are_enabled,
             read_to: 0,
             ahead_from: 0,
             ahead: BTreeMap::new(),
