@@ -121,10 +121,7 @@ pub(super) fn main(args: &MigrateArgs) -> ExitCode {
             return Ok(());
         }
         if !config.waiting_actions.enabled {
-            say(format_args!(
-                "skipped  {}: waiting_actions.enabled is false",
-                actions[0]
-            ));
+            eprintln!("skipped {}: waiting_actions.enabled is false", actions[0]);
             return Ok(());
         }
         if !existing.contains(&actions[1]) {
