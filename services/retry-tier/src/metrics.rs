@@ -50,7 +50,7 @@ impl TierFamilies {
         );
         registry.register(
             "tier_acted",
-            "Single records that an operator has retried, buried or edited",
+            "Single records that an operator has retried, made dead letters or edited",
             families.acted.clone(),
         );
         registry.register(

@@ -40,6 +40,15 @@ struct Jobs {
     buttons: Actions,
 }
 
+impl Jobs {
+    /// Whether the list of jobs has the same problem, which is said once.
+    fn is_said(&self, problem: &Problem) -> bool {
+        let is_same =
+            |said: &Problem| said.title == problem.title && (problem.passes || said.detail == problem.detail);
+        self.jobs.as_ref().is_err_and(is_same)
+    }
+}
+
 struct Row {
     job: Job,
     link: String,

@@ -4,15 +4,14 @@ use askama::Template;
 use axum::response::Response;
 use redeliver_client::messages::{
     GetWaitingStatsRequest, ListWaitingRequest, WaitingActions, WaitingFilter, WaitingOrder, WaitingPlace,
-    WaitingRecord, WaitingRecords, WaitingStats,
+    WaitingRecords, WaitingStats,
 };
 use serde::Deserialize;
 
 use crate::backend::Backend;
 use crate::command::Command;
 use crate::html;
-use crate::page::{Button, Frame, Part, Problem, address, respond};
-use crate::pages::act;
+use crate::page::{Frame, Part, Problem, address, respond};
 use crate::parameters::Query;
 
 const SECTION: &str = "/waiting";
@@ -79,14 +78,6 @@ impl Page {
                 ("scan", "records"),
             ],
         )
-    }
-
-    /// What can be done with a record.
-    fn buttons(&self, records: &WaitingRecords, record: &WaitingRecord) -> Vec<Button> {
-        match records.can_act {
-            true => act::waiting(record),
-            false => Vec::new(),
-        }
     }
 
     fn trace(&self, position: &redeliver_client::messages::Position) -> String {
