@@ -158,8 +158,8 @@ fn console_shows_open_breaker() {
         eventually(breaker, DEADLINE, || {
             let (_, pipeline) = http::get(address, &format!("/pipelines/{name}")).unwrap();
             let (_, now) = http::get(address, &format!("/?prefix={name}")).unwrap();
-            let shown = pipeline.split("<dt>Breaker</dt>").nth(1).unwrap_or_default();
-            let shown = shown.split("</dd>").next().unwrap_or_default();
+            let shown = pipeline.split("<span>Breaker ").nth(1).unwrap_or_default();
+            let shown = shown.split("</li>").next().unwrap_or_default();
             let is_shown = [&pipeline, &now].map(|page| page.contains(&problem) && page.contains("http.503"));
             if shown.contains(&state) && is_shown == [is_problem; 2] {
                 Ok(())
