@@ -105,7 +105,7 @@ fn each_command_names_obstacles() {
         let shown = queued.each_ref().map(|job| json(&pipe, &get(job)));
         match shown.iter().any(|job| names(job, limited)) {
             true => Ok(()),
-            false => Err(shown),
+            false => Err(Value::from(shown.to_vec())),
         }
     });
 
