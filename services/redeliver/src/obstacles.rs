@@ -116,7 +116,7 @@ fn of_pipelines(overview: &Overview, place: &str) -> Vec<Obstacle> {
     }
     let shown = overview.pipelines.len();
     if (shown as u64) < u64::from(overview.pipeline_count) {
-        let why = format_args!("the first {shown} of {} are shown", overview.pipeline_count);
+        let why = format!("the first {shown} of {} are shown", overview.pipeline_count);
         found.push(Obstacle::unknown("other pipelines are", why));
     }
     for pipeline in &overview.pipelines {

@@ -284,7 +284,7 @@ async fn jobs(config: &Config, args: &StatusArgs) -> (Option<Result<Stats, CliEr
 
 /// Why is said elsewhere.
 fn not_asked(what: &str, service: &str) -> Obstacle {
-    let why = format_args!("cannot ask the {service}");
+    let why = format!("cannot ask the {service}");
     Obstacle::unknown(&format!("what holds up {what} is"), why)
 }
 

@@ -248,9 +248,11 @@ async fn list(connection: &Connection, args: &ListArgs) -> Result<ExitCode, CliE
         coverage = page.coverage;
         Ok((page.records, page.next_page_token))
     });
-    let obstacles = of_inspector(connection, &args.filter.pipeline, &args.filter.place);
-    let (pages, obstacles) = tokio::join!(pages, obstacles);
-    let pages = pages?;
+    let obstacles = async {
+        let FilterArgs { pipeline, place, .. } = &args.filter;
+        Ok(of_inspector(connection, pipeline, place).await)
+    };
+    let (pages, obstacles) = tokio::try_join!(pages, obstacles)?;
     let coverage = coverage.ok_or(ClientError::InvalidResponse("coverage"))?;
     match format {
         Format::Json => print_json(json!({
