@@ -9,12 +9,14 @@ mod show;
 use std::process::ExitCode;
 
 use clap::{Args, Subcommand};
-use redeliver_client::messages::{Application, Job, JobOutcome, JobState, Outcome, Stats};
+use redeliver_client::convert::time;
+use redeliver_client::messages::{Application, Job, JobOutcome, JobOutcomeState, JobState, Outcome, Stats};
 use redeliver_client::{
-    Answer, ClientError, Endpoint, JobClient, JobId, Timestamp, WaitingClient, When, unknown_outcome,
+    Answer, ClientError, Connection, Endpoint, JobClient, JobId, Timestamp, WaitingClient, When,
+    unknown_outcome,
 };
-use redeliver_core::HumanDuration;
 use redeliver_core::error_chain::error_chain;
+use redeliver_core::{Clock as _, HumanDuration, SystemClock};
 use redeliver_runtime::cli::{CommonArgs, EXIT_FAILURE};
 use redeliver_service::host::check_kafka;
 use serde_json::json;
@@ -23,6 +25,7 @@ use crate::config::Config;
 use crate::connection::{
     CONNECTION, CliError, ConnectionArgs, Service, conclude, connect_to_change, inspector, scheduler,
 };
+use crate::obstacles::{Obstacle, of_inspector, of_scheduler};
 use crate::output::{
     Column, Format, Json, OutputArgs, Text as _, fields, object, print_item, print_items, table,
 };
@@ -42,7 +45,8 @@ enum Verb {
         after_help = "Examples:\n  redeliver jobs schedule --app sms --in 90s --data '{\"number\": 31}'\n  redeliver jobs schedule --app sms --at 2026-11-22T08:00:00Z --idempotency-key order-7\n  redeliver jobs schedule --file jobs.jsonl\n\nExit status: 1 if a job was not scheduled"
     )]
     Schedule(Box<schedule::ScheduleArgs>),
-    /// Show one job, and what has become of it in its pipeline
+    /// Show one job, what has become of it in its pipeline, and what holds it up
+    #[command(visible_alias = "why")]
     Get(GetArgs),
     /// Cancel a job
     #[command(
@@ -238,8 +242,12 @@ pub(crate) fn main(args: &JobsArgs) -> ExitCode {
 
 impl SchedulerArgs {
     async fn connect(&self, config: &Config) -> Result<JobClient, CliError> {
+        Ok(JobClient::new(&self.connection(config).await?))
+    }
+
+    async fn connection(&self, config: &Config) -> Result<Connection, CliError> {
         let service = scheduler(config);
-        let connected = JobClient::connect(&self.endpoint(&service)?).await;
+        let connected = self.endpoint(&service)?.connect().await;
         connected.map_err(|error| service.failure(error))
     }
 
@@ -255,16 +263,23 @@ impl SchedulerArgs {
 }
 
 async fn get(config: &Config, args: &GetArgs) -> Result<ExitCode, CliError> {
-    let job = args.scheduler.connect(config).await?.get(args.id).await?;
-    let outcomes = match &job {
-        Some(job) if job.state() != JobState::Dispatched => Vec::new(),
+    let connection = args.scheduler.connection(config).await?;
+    let job = JobClient::new(&connection).get(args.id).await?;
+    let (outcomes, obstacles) = match &job {
+        Some(job) if job.state() == JobState::Scheduled => {
+            let mut obstacles = of_scheduler(&connection, &job.app).await;
+            let is_due = time(job.scheduled_time).is_some_and(|due| due <= SystemClock.now());
+            obstacles.retain(|obstacle| is_due || !obstacle.is_limit());
+            (Vec::new(), obstacles)
+        }
+        Some(job) if job.state() != JobState::Dispatched => (Vec::new(), Vec::new()),
         Some(job) => args.outcomes(config, &job.topic).await.unwrap_or_else(|error| {
             let reason = format!("cannot ask the inspector: {}", error_chain(&error));
-            vec![unknown_outcome(reason)]
+            (vec![unknown_outcome(reason)], Vec::new())
         }),
         // The inspector can remember it for longer.
         None => match args.outcomes(config, "").await {
-            Ok(outcomes) if !outcomes.is_empty() => outcomes,
+            Ok(known) if !known.0.is_empty() => known,
             Ok(_) => return Err(CliError::failed(ChangedJob::Id(args.id).unknown())),
             Err(error) => {
                 let text = format!(
@@ -282,12 +297,15 @@ async fn get(config: &Config, args: &GetArgs) -> Result<ExitCode, CliError> {
     });
     print_item(
         args.output.format,
-        || as_text(&job, &outcomes),
+        || as_text(&job, &outcomes, &obstacles),
         || {
             let mut json = as_json(&job);
             if !outcomes.is_empty() {
                 let outcomes = outcomes.iter().map(|outcome| Json::from(object(outcome)));
                 json["outcomes"] = outcomes.collect();
+            }
+            if !obstacles.is_empty() {
+                json["obstacles"] = obstacles.iter().map(Obstacle::json).collect();
             }
             json
         },
@@ -296,16 +314,33 @@ async fn get(config: &Config, args: &GetArgs) -> Result<ExitCode, CliError> {
 }
 
 impl GetArgs {
-    /// What has become of the job, as the inspector knows. With a topic, there is at least one outcome.
-    async fn outcomes(&self, config: &Config, topic: &str) -> Result<Vec<JobOutcome>, CliError> {
+    /// What has become of the job, as the inspector knows, and what holds it up. With a topic, there is at least one outcome.
+    async fn outcomes(
+        &self,
+        config: &Config,
+        topic: &str,
+    ) -> Result<(Vec<JobOutcome>, Vec<Obstacle>), CliError> {
         let service = inspector(config).with_flag("--inspector");
         let endpoint = self
             .scheduler
             .connection
             .endpoint(self.inspector.as_deref(), &service)?;
-        let connected = WaitingClient::connect(&endpoint).await;
-        let client = connected.map_err(|error| service.failure(error))?;
-        Ok(client.job_outcomes(self.id, topic).await?)
+        let connected = endpoint.connect().await;
+        let connection = connected.map_err(|error| service.failure(error))?;
+        let outcomes = WaitingClient::new(&connection)
+            .job_outcomes(self.id, topic)
+            .await?;
+        let mut obstacles = Vec::new();
+        for outcome in &outcomes {
+            if let JobOutcomeState::Dispatched | JobOutcomeState::Running | JobOutcomeState::Waiting =
+                outcome.state()
+            {
+                // A job that waits in no tier is held up only by what holds up the workers.
+                let place = outcome.place.text().unwrap_or_else(|| "due".to_owned());
+                obstacles.extend(of_inspector(&connection, &outcome.pipeline, &place).await);
+            }
+        }
+        Ok((outcomes, obstacles))
     }
 }
 

@@ -10,6 +10,7 @@ mod dlq;
 #[cfg(test)]
 mod documented;
 mod jobs;
+mod obstacles;
 mod output;
 mod pages;
 mod progress;
@@ -46,7 +47,7 @@ struct Args {
 enum Command {
     /// Run all services in one process on an embedded broker, with demonstration data (default)
     Dev(dev::DevArgs),
-    /// Show waiting, overdue and dead records on one screen
+    /// Show waiting, overdue and dead records on one screen, and what holds them up
     Status(status::StatusArgs),
     /// Show what becomes due soon: jobs, schedules and retries
     #[command(

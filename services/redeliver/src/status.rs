@@ -22,6 +22,7 @@ use serde_json::json;
 use crate::config::Config;
 use crate::connection::{CliError, ServicesArgs, conclude};
 use crate::dlq::{open, problem, removed_in, stats_json};
+use crate::obstacles::{COLUMNS as OBSTACLES, Obstacle, of_inspector, of_scheduler};
 use crate::output::{
     Column, Json, OutputArgs, Text as _, due, fields, in_one_line, object, print_item, rounded, table,
     table_of,
@@ -41,10 +42,15 @@ pub(crate) fn main(args: &StatusArgs) -> ExitCode {
         Err(code) => return code,
     };
     conclude(async {
+        let queues = queues(&config, args.services.timeout()).await;
+        let (dead, mut obstacles) = dead_letters(&config, args).await;
+        let (jobs, of_jobs) = jobs(&config, args).await;
+        obstacles.extend(of_jobs);
         let status = Status {
-            queues: queues(&config, args.services.timeout()).await,
-            dead: dead_letters(&config, args).await,
-            jobs: jobs(&config, args).await,
+            queues,
+            dead,
+            jobs,
+            obstacles,
         };
         let now = SystemClock.now();
         print_item(args.output.format, || status.text(now), || status.json(now));
@@ -61,6 +67,7 @@ struct Status {
     dead: Result<DeadLetterStats, CliError>,
     /// `None` if the configuration needs no scheduler.
     jobs: Option<Result<Stats, CliError>>,
+    obstacles: Vec<Obstacle>,
 }
 
 /// A topic that a service reads.
@@ -174,6 +181,9 @@ impl Status {
                 let _ = write!(text, "\n\njobs: {}", in_one_line(&error_chain(error)));
             }
         }
+        if !self.obstacles.is_empty() {
+            text = format!("{}\n\n{}", text.trim_end(), table_of(&OBSTACLES, &self.obstacles));
+        }
         text
     }
 
@@ -202,6 +212,7 @@ impl Status {
             "dead_letters": dead,
             "dead_letters_completeness": completeness,
             "jobs": jobs,
+            "obstacles": self.obstacles.iter().map(Obstacle::json).collect::<Vec<Json>>(),
         })
     }
 }
@@ -243,20 +254,38 @@ async fn queues(config: &Config, timeout: Duration) -> Result<Vec<Queue>, CliErr
     Ok(queues.collect())
 }
 
-async fn dead_letters(config: &Config, args: &StatusArgs) -> Result<DeadLetterStats, CliError> {
-    let connection = args.services.inspector(config).await?;
-    Ok(DeadLetterClient::new(&connection).stats("").await?)
+async fn dead_letters(
+    config: &Config,
+    args: &StatusArgs,
+) -> (Result<DeadLetterStats, CliError>, Vec<Obstacle>) {
+    match args.services.inspector(config).await {
+        Ok(connection) => {
+            let client = DeadLetterClient::new(&connection);
+            let (stats, obstacles) = tokio::join!(client.stats(""), of_inspector(&connection, "", ""));
+            (stats.map_err(CliError::from), obstacles)
+        }
+        Err(error) => (Err(error), vec![not_asked("pipelines", "inspector")]),
+    }
 }
 
-async fn jobs(config: &Config, args: &StatusArgs) -> Option<Result<Stats, CliError>> {
+async fn jobs(config: &Config, args: &StatusArgs) -> (Option<Result<Stats, CliError>>, Vec<Obstacle>) {
     if !queues::needs_scheduler(config) {
-        return None;
+        return (None, Vec::new());
     }
-    let stats = async {
-        let connection = args.services.scheduler(config).await?;
-        Ok(JobClient::new(&connection).stats(None, 1).await?)
-    };
-    Some(stats.await)
+    match args.services.scheduler(config).await {
+        Ok(connection) => {
+            let client = JobClient::new(&connection);
+            let (stats, obstacles) = tokio::join!(client.stats(None, 1), of_scheduler(&connection, ""));
+            (Some(stats.map_err(CliError::from)), obstacles)
+        }
+        Err(error) => (Some(Err(error)), vec![not_asked("jobs", "scheduler")]),
+    }
+}
+
+/// Why is said elsewhere.
+fn not_asked(what: &str, service: &str) -> Obstacle {
+    let why = format!("cannot ask the {service}");
+    Obstacle::unknown(&format!("what holds up {what} is"), why)
 }
 
 #[cfg(test)]
@@ -313,6 +342,7 @@ mod tests {
             queues: Ok(vec![queue]),
             dead: Err(CliError::Failed(String::new())),
             jobs: None,
+            obstacles: Vec::new(),
         };
         let now = Timestamp::from_millis(0);
         let text = status.text(now);

@@ -10,17 +10,21 @@ use redeliver_client::messages::{
     GetWaitingStatsRequest, ListWaitingRequest, ScanProgress, WaitingAction, WaitingCounts, WaitingCoverage,
     WaitingFilter, WaitingOrder, WaitingPlace, WaitingRecord,
 };
-use redeliver_client::{ClientError, Timestamp, WaitingClient};
+use redeliver_client::{ClientError, Connection, Timestamp, WaitingClient};
 use redeliver_core::HumanDuration;
 use serde_json::json;
 
 use crate::connection::{CliError, connect_to_change};
 use crate::dlq::{InspectorArgs, with_inspector};
+use crate::obstacles::{Obstacle, of_inspector};
 use crate::output::{
-    Column, Format, Json, OutputArgs, Text as _, due, object, print_items, print_json, rounded,
+    Column, Format, Json, OutputArgs, Text as _, due, in_one_line, object, print_items, print_json, rounded,
 };
 use crate::pages::read_pages;
 use crate::progress::Progress;
+
+/// How many obstacles are said below a list.
+const SHOWN_OBSTACLES: usize = 10;
 
 #[derive(Args)]
 pub(crate) struct WaitingArgs {
@@ -30,7 +34,7 @@ pub(crate) struct WaitingArgs {
 
 #[derive(Subcommand)]
 enum Verb {
-    /// List waiting records by due time, attempts or age
+    /// List waiting records by due time, attempts or age, and what holds them up
     #[command(
         after_help = "Examples:\n  redeliver waiting ls --pipeline orders --more-attempts-than 3\n  redeliver waiting ls --sort attempts --limit 5000 -o jsonl"
     )]
@@ -204,7 +208,7 @@ pub(crate) fn main(args: &WaitingArgs) -> ExitCode {
         };
         let client = WaitingClient::new(&connection);
         match &args.verb {
-            Verb::Ls(args) => list(&client, args).await,
+            Verb::Ls(args) => list(&connection, args).await,
             Verb::Stats(args) => stats(&client, args).await,
             Verb::Show(args) => act::show(&client, args).await,
             Verb::Retry(args) => act::act(&client, args, WaitingAction::Retry).await,
@@ -227,7 +231,8 @@ pub(crate) async fn with_progress<T>(run: impl AsyncFnOnce(&mut dyn FnMut(ScanPr
     result
 }
 
-async fn list(client: &WaitingClient, args: &ListArgs) -> Result<ExitCode, CliError> {
+async fn list(connection: &Connection, args: &ListArgs) -> Result<ExitCode, CliError> {
+    let client = WaitingClient::new(connection);
     let format = args.output.format;
     let (mut matching, mut coverage) = (0, None);
     let value = |record: &WaitingRecord| object(record).into();
@@ -243,15 +248,25 @@ async fn list(client: &WaitingClient, args: &ListArgs) -> Result<ExitCode, CliEr
         coverage = page.coverage;
         Ok((page.records, page.next_page_token))
     });
-    let pages = pages.await?;
+    let obstacles = async {
+        let FilterArgs { pipeline, place, .. } = &args.filter;
+        Ok(of_inspector(connection, pipeline, place).await)
+    };
+    let (pages, obstacles) = tokio::try_join!(pages, obstacles)?;
     let coverage = coverage.ok_or(ClientError::InvalidResponse("coverage"))?;
     match format {
         Format::Json => print_json(json!({
             "records": pages.items.iter().map(value).collect::<Vec<Json>>(),
             "matching": matching,
             "coverage": object(&coverage),
+            "obstacles": obstacles.iter().map(Obstacle::json).collect::<Vec<Json>>(),
         })),
-        format => print_items(format, &RECORDS, &pages.items, value),
+        format => {
+            print_items(format, &RECORDS, &pages.items, value);
+            if pages.count > 0 {
+                say_obstacles(&obstacles);
+            }
+        }
     }
     if pages.has_more {
         let (count, first) = (pages.count, args.sort.first());
@@ -259,6 +274,17 @@ async fn list(client: &WaitingClient, args: &ListArgs) -> Result<ExitCode, CliEr
     }
     warn(coverage);
     Ok(ExitCode::SUCCESS)
+}
+
+/// On stderr: stdout has the records.
+fn say_obstacles(obstacles: &[Obstacle]) {
+    for obstacle in obstacles.iter().take(SHOWN_OBSTACLES) {
+        eprintln!("held up: {}", in_one_line(&obstacle.to_string()));
+    }
+    if obstacles.len() > SHOWN_OBSTACLES {
+        let others = obstacles.len() - SHOWN_OBSTACLES;
+        eprintln!("held up: {others} others, see `redeliver status`");
+    }
 }
 
 async fn stats(client: &WaitingClient, args: &StatsArgs) -> Result<ExitCode, CliError> {

@@ -190,6 +190,7 @@ pub async fn mount<I: Index>(host: &mut Host, index: I, listener: Listener) -> a
         ingest,
         partitions,
         rules: rules(&config)?,
+        topics: host.topic_watch()?,
         max_waiting: max_waiting(scheduler),
         app_states: LiveAppStates::new(AppSettings::of(&config), Some(control.clone())),
         controls: Arc::new(Controls::new(

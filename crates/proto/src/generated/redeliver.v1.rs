@@ -6054,6 +6054,9 @@ pub struct Application {
     /// The earliest due time of its jobs. Not set if none is scheduled.
     #[prost(message, optional, tag = "7")]
     pub next_due: ::core::option::Option<::prost_types::Timestamp>,
+    /// Why its topic cannot be written, so that its due jobs wait, such as `does not exist`, as this scheduler knows. Empty: it can, or that is not known yet.
+    #[prost(string, tag = "8")]
+    pub topic_problem: ::prost::alloc::string::String,
 }
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, ::prost::Enumeration)]
 #[repr(i32)]

@@ -4,6 +4,7 @@ use redeliver_client::convert::time;
 use redeliver_client::messages::{Job, JobOutcome};
 
 use super::outcome;
+use crate::obstacles::Obstacle;
 use crate::output::{Json, block, fields, header_lines, object};
 
 /// Limit of the data in text output, in bytes.
@@ -13,8 +14,9 @@ fn has_ended(job: &Job) -> bool {
     time(job.ended_at).is_some()
 }
 
-pub(super) fn as_text(job: &Job, outcomes: &[JobOutcome]) -> String {
+pub(super) fn as_text(job: &Job, outcomes: &[JobOutcome], obstacles: &[Obstacle]) -> String {
     let outcome: Vec<String> = outcomes.iter().map(outcome::as_text).collect();
+    let obstacles: Vec<String> = obstacles.iter().map(Obstacle::to_string).collect();
     let mut text = fields(&[
         ("id", &job.id),
         ("app", &job.app),
@@ -31,6 +33,7 @@ pub(super) fn as_text(job: &Job, outcomes: &[JobOutcome]) -> String {
         ("topic", &job.topic),
         ("key", &job.key),
         ("outcome", &outcome.join("; ")),
+        ("held up by", &obstacles.join("; ")),
     ]);
     if !job.headers.is_empty() {
         text += "\nheaders\n";
@@ -111,7 +114,7 @@ data, 7 bytes
 {{\"a\":1}}",
             job().id
         );
-        assert_eq!(as_text(&job(), &[]), expected);
+        assert_eq!(as_text(&job(), &[], &[]), expected);
         let value = as_json(&job());
         assert_eq!(
             (&value["data"], &value["key"]),
@@ -128,7 +131,7 @@ data, 7 bytes
             headers: Vec::new(),
             ..job()
         };
-        let text = as_text(&ended, &[]);
+        let text = as_text(&ended, &[], &[]);
         assert!(
             text.contains("ended at         2025-11-21T11:01:40.003Z\n") && !text.contains("data"),
             "{text}"

@@ -37,6 +37,7 @@ mod kafka_tools;
 mod long_wait;
 mod metrics;
 mod msk_iam;
+mod obstacles;
 mod ordering;
 mod outcomes;
 mod polyglot;

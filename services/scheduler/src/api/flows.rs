@@ -57,12 +57,15 @@ impl<I: Index> Jobs<I> {
         let mut apps: BTreeMap<&str, v1::Application> = of_config
             .map(|(name, topic)| {
                 let sees_control = caller.may(Area::Control, Verb::Read, Some(name));
+                let presence = self.topics.presence(topic);
+                let problem = presence.is_unavailable().then(|| presence.to_string());
                 let app = v1::Application {
                     name: name.clone(),
                     topic: topic.to_string(),
                     paused: sees_control.then(|| states.is_paused(name)),
                     rate_per_second: states.rates.get(name).copied().filter(|_| sees_control),
                     max_waiting: self.max_waiting.get(name.as_str()).copied(),
+                    topic_problem: problem.unwrap_or_default(),
                     ..v1::Application::default()
                 };
                 (name.as_str(), app)

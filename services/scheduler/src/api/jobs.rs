@@ -27,6 +27,7 @@ use futures::future::join_all;
 use futures::{StreamExt as _, TryStreamExt as _, stream};
 use redeliver_core::headers::{TRACEPARENT, TRACESTATE};
 use redeliver_core::{Clock, Headers, Output, Position, Timestamp};
+use redeliver_kafka::TopicWatch;
 use redeliver_kafka::murmur2::shard_of;
 use redeliver_kafka::producer::Producer;
 use redeliver_proto::convert::to_timestamp;
@@ -86,6 +87,8 @@ pub(crate) struct Jobs<I> {
     /// The number of partitions of the ingest topic, which is the number of shards.
     pub(crate) partitions: i32,
     pub(crate) rules: Rules,
+    /// Whether the topics of applications can be written.
+    pub(crate) topics: TopicWatch,
     /// How many jobs of applications with a quota may wait.
     pub(crate) max_waiting: BTreeMap<Arc<str>, u64>,
     /// Which applications are paused or limited.

@@ -189,6 +189,9 @@ pub(crate) struct ApplicationView {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(format = DateTime)]
     next_due: Option<String>,
+    /// Why its topic cannot be written, so that its due jobs wait, such as `does not exist`, as this scheduler knows. Missing if it can, or if that is not known yet.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    topic_problem: String,
 }
 
 impl From<v1::Application> for ApplicationView {
@@ -201,6 +204,7 @@ impl From<v1::Application> for ApplicationView {
             max_waiting: app.max_waiting,
             due: app.due,
             next_due: time(app.next_due),
+            topic_problem: app.topic_problem,
         }
     }
 }
