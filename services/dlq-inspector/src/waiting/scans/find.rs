@@ -1,0 +1,249 @@
+//! Finds records by what is in them.
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
+
+use redeliver_core::headers::Origin;
+use redeliver_core::pipeline::TopicRole;
+use redeliver_core::{JobId, Pipeline, Position, Record, Timestamp};
+use redeliver_kafka::backlog::GroupPositions;
+use redeliver_kafka::reader::ReadError;
+use redeliver_kafka::scan::Scan;
+use redeliver_proto::long_wait;
+
+use super::{OnProgress, Scans, TIMEOUT, entered, job_id, lineage, masks};
+use crate::access::Viewer;
+use crate::waiting::facts::{Facts, Visible};
+use crate::waiting::timeline::{Location, Outcome};
+use crate::waiting::wanted::{Best, Wanted, outcome};
+
+/// The maximum number of offsets that are read of each topic.
+pub(crate) const MAX_SCANNED: u64 = 1_000_000;
+/// The maximum number of jobs that a scan remembers. Which of them still wait is known at its end.
+const MAX_JOBS: usize = 10_000;
+
+/// What to find.
+pub(crate) struct Question {
+    pub(crate) wanted: Wanted,
+    pub(crate) pipelines: Vec<Pipeline>,
+    /// Topics are searched from this time on, and from the first record on that is not complete.
+    pub(crate) since: Timestamp,
+    /// Whether dead-letter topics are read, too. What they contain has no outcome.
+    pub(crate) reads_letters: bool,
+    pub(crate) now: Timestamp,
+}
+
+/// A copy that was found.
+#[derive(Debug)]
+pub(crate) struct FoundCopy {
+    /// The number of its pipeline.
+    pub(crate) pipeline: usize,
+    pub(crate) location: Location,
+    pub(crate) outcome: Outcome,
+    pub(crate) position: Position,
+    pub(crate) facts: Facts,
+}
+
+/// The groups that read topics, in rounds in which each topic occurs once, and the round of each pipeline.
+fn rounds(
+    groups: impl Iterator<Item = Vec<(String, Arc<str>)>>,
+) -> (Vec<BTreeMap<Arc<str>, String>>, Vec<usize>) {
+    let mut rounds: Vec<BTreeMap<Arc<str>, String>> = Vec::new();
+    let mut of_pipelines = Vec::new();
+    for groups in groups {
+        let fits = |round: &BTreeMap<Arc<str>, String>| {
+            let mut groups = groups.iter();
+            groups.all(|(group, topic)| round.get(topic).is_none_or(|other| other == group))
+        };
+        let round = rounds.iter().position(fits).unwrap_or(rounds.len());
+        if round == rounds.len() {
+            rounds.push(BTreeMap::new());
+        }
+        rounds[round].extend(groups.into_iter().map(|(group, topic)| (topic, group)));
+        of_pipelines.push(round);
+    }
+    (rounds, of_pipelines)
+}
+
+/// Where the record entered the pipeline. One that does not say it, but is in a topic of the pipeline only, is a record of its own.
+fn origin_of(pipeline: &Pipeline, location: Location, record: &Record) -> Option<Origin> {
+    match location {
+        Location::Topic(TopicRole::Source) => Some(entered(pipeline, record)),
+        Location::Topic(TopicRole::Output) => lineage(pipeline, record),
+        _ => Some(lineage(pipeline, record).unwrap_or_else(|| Origin::of(record))),
+    }
+}
+
+impl Scans {
+    /// Adds what it finds in the topics of pipelines, and returns the topics that were not read as a whole. Blocks.
+    pub(crate) fn find<T>(
+        &self,
+        viewer: &Viewer,
+        question: &Question,
+        best: &mut Best<T>,
+        to_found: impl Fn(FoundCopy) -> T,
+        on_progress: OnProgress<'_>,
+    ) -> Result<Vec<Arc<str>>, ReadError> {
+        let pipelines = &question.pipelines;
+        let roles = self.surveyor.roles(pipelines)?;
+        let masks = masks(viewer, pipelines);
+        let (_, scheduler) = &*self.scheduler;
+
+        let groups = pipelines.iter().zip(&roles);
+        let (groups, round_of) = rounds(groups.map(|(pipeline, roles)| self.groups(pipeline, roles)));
+        let positions = groups.into_iter().map(|round| {
+            let groups: Vec<_> = round.into_iter().map(|(topic, group)| (group, topic)).collect();
+            GroupPositions::read(&self.kafka, &groups)
+        });
+        let positions = positions.collect::<Result<Vec<_>, _>>()?;
+
+        let since = Some(question.since);
+        let mut topics = Vec::new();
+        if pipelines.iter().any(|pipeline| pipeline.long_waits.is_some()) {
+            // Its end is looked up before those of the topics to which jobs are released.
+            topics.push((scheduler.state.clone(), None));
+            topics.push((scheduler.ingest.clone(), since));
+        }
+        let mut of_topics: HashMap<Arc<str>, Vec<(usize, TopicRole)>> = HashMap::new();
+        for (index, roles) in roles.into_iter().enumerate() {
+            for (topic, role) in roles {
+                if role != TopicRole::DeadLetter || question.reads_letters {
+                    of_topics.entry(topic).or_default().push((index, role));
+                }
+            }
+        }
+        topics.extend(of_topics.keys().map(|topic| (topic.clone(), since)));
+        let by_name: HashMap<&str, usize> = (0..)
+            .zip(pipelines)
+            .map(|(index, pipeline)| (&*pipeline.name, index))
+            .collect();
+        let moved = self.moved(of_topics.keys())?;
+
+        let mut add = |pipeline: usize, location, record: &Record, is_unread: bool| {
+            let Some(origin) = origin_of(&pipelines[pipeline], location, record) else {
+                return;
+            };
+            let facts = Visible::of(record, &masks[pipeline]).facts(record, false, question.now);
+            let outcome = outcome(location, facts.attempts.unwrap_or(0), is_unread);
+            let id = Position {
+                topic: origin.topic,
+                partition: origin.partition,
+                offset: origin.offset,
+            };
+            let found = FoundCopy {
+                pipeline,
+                location,
+                outcome,
+                position: record.position.clone(),
+                facts,
+            };
+            best.add((Some(pipeline), id), outcome, record.timestamp, to_found(found));
+        };
+        let mut jobs: HashMap<JobId, (usize, Record)> = HashMap::new();
+        let mut is_truncated = false;
+        let mut visit = |record: &Record| {
+            let topic = &record.position.topic;
+            let waiting = |unwrapped: Option<(String, Record)>| {
+                let (name, waiting) = unwrapped?;
+                let pipeline = *by_name.get(&*name)?;
+                question.wanted.is_in(&waiting).then_some((pipeline, waiting))
+            };
+            if *topic == scheduler.state {
+                let Some(id) = job_id(record) else { return };
+                match waiting(long_wait::unwrap_any_state(record)) {
+                    Some(job) if jobs.len() < MAX_JOBS || jobs.contains_key(&id) => _ = jobs.insert(id, job),
+                    Some(_) => is_truncated = true,
+                    // It was dispatched, which is a part of its life.
+                    None => {
+                        if let Some((pipeline, job)) = jobs.remove(&id) {
+                            add(pipeline, Location::Scheduler, &job, false);
+                        }
+                    }
+                }
+            } else if *topic == scheduler.ingest {
+                if let Some((pipeline, waiting)) = waiting(long_wait::unwrap_any(record)) {
+                    let is_unread = positions[round_of[pipeline]].is_unread(&record.position);
+                    add(pipeline, Location::Scheduler, &waiting, is_unread);
+                }
+            } else if question.wanted.is_in(record) {
+                for (pipeline, role) in of_topics.get(topic).into_iter().flatten() {
+                    let is_read = pipelines[*pipeline].reading_group(*role, "").is_some();
+                    let is_unread = is_read
+                        && positions[round_of[*pipeline]].is_unread(&record.position)
+                        && !moved.contains(&record.position);
+                    add(*pipeline, Location::Topic(*role), record, is_unread);
+                }
+            }
+        };
+        let (scan, cut) = Scan::newest(&self.kafka, &topics, &positions, MAX_SCANNED)?;
+        scan.run(TIMEOUT, |record, progress| {
+            if let Some(record) = &record {
+                visit(record);
+            }
+            on_progress(progress)
+        })?;
+        for (pipeline, job) in jobs.into_values() {
+            add(pipeline, Location::Scheduler, &job, true);
+        }
+        if is_truncated {
+            best.truncate();
+        }
+        Ok(cut.into_iter().collect())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use redeliver_core::headers::write_lineage;
+    use redeliver_core::{Headers, HumanDuration};
+    use redeliver_testkit::record_at;
+
+    use super::*;
+
+    #[test]
+    fn shared_source_needs_another_round() {
+        let groups = [
+            vec![("w-a", "source"), ("w-a", "a-due"), ("tier-5s", "a-5s")],
+            vec![("w-b", "source"), ("w-b", "b-due"), ("tier-5s", "b-5s")],
+            vec![("w-c", "other"), ("scheduler", "ingest")],
+            vec![("scheduler", "ingest"), ("w-d", "d")],
+        ];
+        let groups = groups.map(|groups| {
+            let groups = groups.into_iter();
+            groups.map(|(group, topic)| (group.to_owned(), topic.into())).collect()
+        });
+        let (rounds, of_pipelines) = rounds(groups.into_iter());
+        assert_eq!(of_pipelines, [0, 1, 0, 0]);
+        let sizes: Vec<usize> = rounds.iter().map(BTreeMap::len).collect();
+        assert_eq!(sizes, [6, 3]);
+        assert_eq!((&*rounds[0]["source"], &*rounds[1]["source"]), ("w-a", "w-b"));
+    }
+
+    #[test]
+    fn foreign_result_has_no_origin() {
+        let pipeline = Pipeline::new("p");
+        let origin = |location, record: &Record| {
+            let origin = origin_of(&pipeline, location, record)?;
+            Some((origin.topic.to_string(), origin.offset))
+        };
+        let foreign = record_at("out", 0, 3);
+        let mut headers = Headers::new();
+        write_lineage(&mut headers, "p", &Origin::of(&record_at("p", 0, 7)), 1);
+        let own = Record {
+            headers,
+            ..record_at("out", 0, 4)
+        };
+        let tier = Location::Topic(TopicRole::Tier(HumanDuration::from_secs(5)));
+        for (location, of_foreign, of_own) in [
+            (Location::Topic(TopicRole::Output), None, ("p", 7)),
+            // Malformed, or of somebody else.
+            (tier, Some(("out", 3)), ("p", 7)),
+            (Location::Topic(TopicRole::DeadLetter), Some(("out", 3)), ("p", 7)),
+        ] {
+            let expected = of_foreign.map(|(topic, offset): (&str, i64)| (topic.to_owned(), offset));
+            assert_eq!(origin(location, &foreign), expected, "{location}");
+            let expected = Some((of_own.0.to_owned(), of_own.1));
+            assert_eq!(origin(location, &own), expected, "{location}");
+        }
+    }
+}
