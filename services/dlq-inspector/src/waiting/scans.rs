@@ -427,7 +427,7 @@ impl Scans {
             });
         };
         if is_source {
-            return Some(entered(pipeline, record));
+            return Some(entered(pipeline, record).origin);
         }
         let unwrapped = if position.topic == scheduler.ingest {
             Some(long_wait::unwrap(&pipeline.name, record)?)
@@ -440,10 +440,9 @@ impl Scans {
     }
 }
 
-/// Where a record of the source entered the pipeline.
-fn entered(pipeline: &Pipeline, record: &Record) -> Origin {
-    let arrival = Arrival::read(pipeline, record);
-    arrival.unwrap_or_else(|_| Arrival::salvaged(record)).origin
+/// The history of a record of the source.
+fn entered(pipeline: &Pipeline, record: &Record) -> Arrival {
+    Arrival::read(pipeline, record).unwrap_or_else(|_| Arrival::salvaged(record))
 }
 
 /// Where a record entered the pipeline, as its headers say.

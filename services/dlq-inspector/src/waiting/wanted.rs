@@ -59,11 +59,11 @@ fn is_equal(scalar: Scalar<'_>, value: &str) -> bool {
 }
 
 /// What a copy tells about its record, alone.
-pub(crate) fn outcome(location: Location, attempts: u32, is_unread: bool) -> Outcome {
+pub(crate) fn outcome(location: Location, is_new: bool, is_unread: bool) -> Outcome {
     match location {
         Location::Topic(TopicRole::Output) => Outcome::Succeeded,
         _ if !is_unread => Outcome::Unknown,
-        Location::Topic(TopicRole::Source) if attempts == 0 => Outcome::New,
+        Location::Topic(TopicRole::Source) if is_new => Outcome::New,
         Location::Topic(TopicRole::Source | TopicRole::Due) => Outcome::Due,
         Location::Topic(TopicRole::Tier(_)) | Location::Scheduler => Outcome::Waits,
         // The index knows what was decided about it.
@@ -153,7 +153,9 @@ mod tests {
         headers.push("tenant", None);
         let record = Record {
             key: Some(Bytes::from_static(b"k")),
-            value: Some(Bytes::from_static(br#"{"id": {"n": 1.50, "s": "1.5", "b": true, "z": null}}"#)),
+            value: Some(Bytes::from_static(
+                br#"{"id": {"n": 1.50, "s": "1.5", "b": true, "z": null}}"#,
+            )),
             headers,
             ..record_at("t", 0, 0)
         };
@@ -181,24 +183,29 @@ mod tests {
     fn only_incomplete_copies_wait() {
         let tier = Location::Topic(TopicRole::Tier(HumanDuration::from_secs(5)));
         let source = Location::Topic(TopicRole::Source);
-        for (location, attempts, is_unread, expected) in [
-            (source, 0, true, Outcome::New),
-            (source, 1, true, Outcome::Due),
-            (source, 0, false, Outcome::Unknown),
-            (tier, 1, true, Outcome::Waits),
-            (tier, 1, false, Outcome::Unknown),
-            (Location::Scheduler, 1, true, Outcome::Waits),
-            (Location::Topic(TopicRole::Due), 1, true, Outcome::Due),
-            (Location::Topic(TopicRole::Output), 1, false, Outcome::Succeeded),
+        for (location, is_new, is_unread, expected) in [
+            (source, true, true, Outcome::New),
+            (source, false, true, Outcome::Due),
+            (source, true, false, Outcome::Unknown),
+            (tier, false, true, Outcome::Waits),
+            (tier, false, false, Outcome::Unknown),
+            (Location::Scheduler, false, true, Outcome::Waits),
+            (Location::Topic(TopicRole::Due), false, true, Outcome::Due),
+            (
+                Location::Topic(TopicRole::Output),
+                false,
+                false,
+                Outcome::Succeeded,
+            ),
             (
                 Location::Topic(TopicRole::DeadLetter),
-                1,
+                false,
                 false,
                 Outcome::Unknown,
             ),
         ] {
-            let found = outcome(location, attempts, is_unread);
-            assert_eq!(found, expected, "{location} {attempts} {is_unread}");
+            let found = outcome(location, is_new, is_unread);
+            assert_eq!(found, expected, "{location} {is_new} {is_unread}");
         }
     }
 

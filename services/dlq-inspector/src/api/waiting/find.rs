@@ -1,7 +1,5 @@
 //! `FindRecords`.
 
-use std::time::Duration;
-
 use redeliver_core::pipeline::TopicRole;
 use redeliver_core::{Pipeline, Position, Timestamp};
 use redeliver_proto::convert::{from_timestamp, time_of_record, to_timestamp};
@@ -23,8 +21,8 @@ use crate::waiting::scans::find::{FoundCopy, MAX_SCANNED, Question};
 use crate::waiting::timeline::{Location, Outcome};
 use crate::waiting::wanted::{Best, MAX_FOUND, Wanted};
 
-/// How far topics are searched back unless the request says it.
-const AGE: Duration = Duration::from_secs(86_400);
+/// How far topics are searched back unless the request says it, in milliseconds.
+const AGE: i64 = 86_400_000;
 const DEAD_LETTERS: Location = Location::Topic(TopicRole::DeadLetter);
 
 /// Where to search.
@@ -46,7 +44,7 @@ impl Api {
         let wanted = wanted(request.by)?;
         let now = self.clock.now();
         let since = match request.since {
-            None => Timestamp::from_millis(now.as_millis().saturating_sub(AGE.as_millis() as i64)),
+            None => Timestamp::from_millis(now.as_millis().saturating_sub(AGE)),
             Some(since) => from_timestamp(&since)
                 .ok_or_else(|| invalid("since", "is not in the years 1 to 9999", "FILTER_INVALID", []))?,
         };
@@ -55,8 +53,7 @@ impl Api {
             letters,
             mut gaps,
         } = self.searched(viewer, &request.pipeline, &wanted)?;
-        let is_indexed =
-            !matches!(&wanted, Wanted::Field(pointer, _) if !self.json_fields.contains(pointer));
+        let is_indexed = !matches!(&wanted, Wanted::Field(pointer, _) if !self.json_fields.contains(pointer));
         let question = Question {
             wanted,
             pipelines,
@@ -74,7 +71,9 @@ impl Api {
                 .scans
                 .find(&of_viewer, &question, &mut best, to_found, on_progress);
             for topic in cut.map_err(|error| scan_failed(&error))? {
-                gaps.push(format!("only the newest {MAX_SCANNED} offsets of {topic} were searched"));
+                gaps.push(format!(
+                    "only the newest {MAX_SCANNED} offsets of {topic} were searched"
+                ));
             }
             let letters = match is_indexed {
                 true => letters,
@@ -124,7 +123,9 @@ impl Api {
         });
         let gaps = hidden.iter().map(|pipeline| {
             let name = &pipeline.name;
-            format!("the topics of {name} were not searched: payloads are withheld, or what is needed is masked")
+            format!(
+                "the topics of {name} were not searched: payloads are withheld, or what is needed is masked"
+            )
         });
         Ok(Searched {
             gaps: gaps.collect(),
@@ -169,7 +170,12 @@ impl Api {
                 // What a redrive has written was found, or does not match.
                 v1::DeadLetterState::Redriven | v1::DeadLetterState::Unspecified => Outcome::Unknown,
             };
-            best.add(id, outcome, Some(letter.dead_at), letter_message(message, outcome));
+            best.add(
+                id,
+                outcome,
+                Some(letter.dead_at),
+                letter_message(message, outcome),
+            );
         }
         Ok(())
     }
@@ -179,7 +185,10 @@ fn wanted(by: Option<By>) -> Result<Wanted, Status> {
     let wrong = |field, problem: String| invalid(field, problem, "FILTER_INVALID", []);
     let (field, wanted, size) = match by {
         None => return Err(wrong("by", "must be a key, a header or a field".to_owned())),
-        Some(By::Key(key)) => ("key", Wanted::Key(key.clone()), key.len()),
+        Some(By::Key(key)) => {
+            let size = key.len();
+            ("key", Wanted::Key(key), size)
+        }
         Some(By::Header(v1::NamedText { name, value })) => {
             let size = name.len() + value.len();
             ("header", Wanted::Header(name, value), size)
@@ -226,7 +235,7 @@ fn found_message(found: FoundCopy, pipelines: &[Pipeline]) -> v1::FoundRecord {
         place: found.location.to_string(),
         position: Some((&found.position).into()),
         time: facts.written.and_then(time_of_record),
-        origin: facts.origin.as_ref().map(super::origin_message),
+        origin: found.origin.as_ref().map(Into::into),
         due_at: due.and_then(time_of_record),
         attempts: facts.attempts.unwrap_or(0),
         error_class: facts.class.unwrap_or_default(),
@@ -270,6 +279,9 @@ mod tests {
             let status = super::wanted(by).unwrap_err();
             assert!(status.message().starts_with(&format!("{field}: ")), "{status:?}");
         }
-        assert_eq!(super::wanted(Some(By::Key(String::new()))).unwrap(), Wanted::Key(String::new()));
+        assert_eq!(
+            super::wanted(Some(By::Key(String::new()))).unwrap(),
+            Wanted::Key(String::new())
+        );
     }
 }

@@ -41,6 +41,8 @@ pub(crate) struct FoundCopy {
     pub(crate) location: Location,
     pub(crate) outcome: Outcome,
     pub(crate) position: Position,
+    /// Where it entered the pipeline.
+    pub(crate) origin: Option<Position>,
     pub(crate) facts: Facts,
 }
 
@@ -65,13 +67,18 @@ fn rounds(
     (rounds, of_pipelines)
 }
 
-/// Where the record entered the pipeline. One that does not say it, but is in a topic of the pipeline only, is a record of its own.
-fn origin_of(pipeline: &Pipeline, location: Location, record: &Record) -> Option<Origin> {
-    match location {
-        Location::Topic(TopicRole::Source) => Some(entered(pipeline, record)),
-        Location::Topic(TopicRole::Output) => lineage(pipeline, record),
-        _ => Some(lineage(pipeline, record).unwrap_or_else(|| Origin::of(record))),
+/// Where the record entered the pipeline, and whether it is new there: then its headers are those of whoever has written it.
+fn origin_of(pipeline: &Pipeline, location: Location, record: &Record) -> (Option<Position>, bool) {
+    let position = |origin: Origin| Position {
+        topic: origin.topic,
+        partition: origin.partition,
+        offset: origin.offset,
+    };
+    if location != Location::Topic(TopicRole::Source) {
+        return (lineage(pipeline, record).map(position), false);
     }
+    let arrival = entered(pipeline, record);
+    (Some(position(arrival.origin)), arrival.failed_attempts == 0)
 }
 
 impl Scans {
@@ -120,21 +127,27 @@ impl Scans {
         let moved = self.moved(of_topics.keys())?;
 
         let mut add = |pipeline: usize, location, record: &Record, is_unread: bool| {
-            let Some(origin) = origin_of(&pipelines[pipeline], location, record) else {
-                return;
+            let (origin, is_new) = origin_of(&pipelines[pipeline], location, record);
+            let id = match &origin {
+                Some(origin) => origin.clone(),
+                // It may be of somebody else.
+                None if location == Location::Topic(TopicRole::Output) => return,
+                None => record.position.clone(),
             };
-            let facts = Visible::of(record, &masks[pipeline]).facts(record, false, question.now);
-            let outcome = outcome(location, facts.attempts.unwrap_or(0), is_unread);
-            let id = Position {
-                topic: origin.topic,
-                partition: origin.partition,
-                offset: origin.offset,
+            let facts = match is_new {
+                true => Facts {
+                    written: record.timestamp,
+                    ..Facts::default()
+                },
+                false => Visible::of(record, &masks[pipeline]).facts(record, false, question.now),
             };
+            let outcome = outcome(location, is_new, is_unread);
             let found = FoundCopy {
                 pipeline,
                 location,
                 outcome,
                 position: record.position.clone(),
+                origin,
                 facts,
             };
             best.add((Some(pipeline), id), outcome, record.timestamp, to_found(found));
@@ -210,7 +223,9 @@ mod tests {
         ];
         let groups = groups.map(|groups| {
             let groups = groups.into_iter();
-            groups.map(|(group, topic)| (group.to_owned(), topic.into())).collect()
+            groups
+                .map(|(group, topic)| (group.to_owned(), topic.into()))
+                .collect()
         });
         let (rounds, of_pipelines) = rounds(groups.into_iter());
         assert_eq!(of_pipelines, [0, 1, 0, 0]);
@@ -220,30 +235,31 @@ mod tests {
     }
 
     #[test]
-    fn foreign_result_has_no_origin() {
-        let pipeline = Pipeline::new("p");
-        let origin = |location, record: &Record| {
-            let origin = origin_of(&pipeline, location, record)?;
-            Some((origin.topic.to_string(), origin.offset))
+    fn origin_is_that_of_the_pipeline() {
+        let origin = |location, pipeline: &str, record: &Record| {
+            let (origin, is_new) = origin_of(&Pipeline::new(pipeline), Location::Topic(location), record);
+            (origin.map(|origin| origin.to_string()), is_new)
         };
-        let foreign = record_at("out", 0, 3);
         let mut headers = Headers::new();
         write_lineage(&mut headers, "p", &Origin::of(&record_at("p", 0, 7)), 1);
-        let own = Record {
+        let result = Record {
             headers,
             ..record_at("out", 0, 4)
         };
-        let tier = Location::Topic(TopicRole::Tier(HumanDuration::from_secs(5)));
-        for (location, of_foreign, of_own) in [
-            (Location::Topic(TopicRole::Output), None, ("p", 7)),
-            // Malformed, or of somebody else.
-            (tier, Some(("out", 3)), ("p", 7)),
-            (Location::Topic(TopicRole::DeadLetter), Some(("out", 3)), ("p", 7)),
-        ] {
-            let expected = of_foreign.map(|(topic, offset): (&str, i64)| (topic.to_owned(), offset));
-            assert_eq!(origin(location, &foreign), expected, "{location}");
-            let expected = Some((of_own.0.to_owned(), of_own.1));
-            assert_eq!(origin(location, &own), expected, "{location}");
+        let tier = TopicRole::Tier(HumanDuration::from_secs(5));
+        for role in [TopicRole::Output, TopicRole::DeadLetter, TopicRole::Due, tier] {
+            assert_eq!(
+                origin(role, "p", &result),
+                (Some("p/0/7".to_owned()), false),
+                "{role:?}"
+            );
+            let foreign = record_at("out", 0, 4);
+            assert_eq!(origin(role, "p", &foreign), (None, false), "{role:?}");
         }
+        // A result of one pipeline is new in the next.
+        assert_eq!(
+            origin(TopicRole::Source, "out", &result),
+            (Some("out/0/4".to_owned()), true)
+        );
     }
 }
