@@ -20,7 +20,7 @@ use crate::reader::{
 };
 use crate::shared_prefetch::SharedPrefetch;
 use crate::tracker::Committed;
-use crate::unfinished::{GroupPositions, Groups, Unfinished};
+use crate::unfinished::{Groups, Unfinished};
 
 /// A part of each of several partitions, which has been chosen and not been read yet.
 pub struct Scan {
@@ -66,7 +66,7 @@ impl Scan {
         for (topic, since) in whole {
             // The embedded broker finds no offset by its time.
             let since = since.filter(|_| !settings.is_embedded);
-            chosen.extend(whole_topic(&consumer, topic, since, &[])?);
+            chosen.extend(whole_topic(&consumer, topic, since, &|_, _| None)?);
         }
         let remaining = groups.remaining(&consumer, CALL)?;
         remaining.check_leaders()?;
@@ -74,15 +74,15 @@ impl Scan {
         Self::to_ends(settings, chosen)
     }
 
-    /// Chooses what these topics contain from a time on, and what the groups of these positions have not completed; of each topic only the newest `most`
-    /// offsets. Also returns the topics of which that leaves out some. Each topic may occur once. Leaves out topics that do not exist. Blocks.
+    /// Chooses what these topics contain from a time on, or for a topic and a partition from an offset on, if that is earlier; of each topic only the newest
+    /// `most` offsets. Also returns the topics of which that leaves out some. Each topic may occur once. Leaves out topics that do not exist. Blocks.
     ///
     /// # Errors
     /// If the broker does not answer.
     pub fn newest(
         settings: &KafkaSettings,
         topics: &[(Arc<str>, Option<Timestamp>)],
-        positions: &[GroupPositions],
+        from: &dyn Fn(&str, i32) -> Option<i64>,
         most: u64,
     ) -> Result<(Self, BTreeSet<Arc<str>>), ReadError> {
         let consumer = client(settings, "read_committed")?;
@@ -90,7 +90,7 @@ impl Scan {
         for (topic, since) in topics {
             // The embedded broker finds no offset by its time.
             let since = since.filter(|_| !settings.is_embedded);
-            let mut parts = whole_topic(&consumer, topic, since, positions)?;
+            let mut parts = whole_topic(&consumer, topic, since, from)?;
             let sizes = parts
                 .iter()
                 .map(|(_, part)| part.end.abs_diff(part.committed.offset));
@@ -231,12 +231,12 @@ fn limit_of_each(mut sizes: Vec<u64>, most: u64) -> Option<u64> {
     None
 }
 
-/// A topic from a time on, or from the first record on that a group has not completed, if that is earlier.
+/// A topic from a time on, or from an offset on, if that is earlier.
 fn whole_topic(
     consumer: &BaseConsumer,
     topic: &Arc<str>,
     since: Option<Timestamp>,
-    positions: &[GroupPositions],
+    or_from: &dyn Fn(&str, i32) -> Option<i64>,
 ) -> Result<Vec<(TopicPartition, Unfinished)>, ReadError> {
     let count = match partition_count(consumer, topic) {
         Err(ReadError::Missing(_)) => return Ok(Vec::new()),
@@ -258,8 +258,9 @@ fn whole_topic(
             // Without a record of that time, all are older.
             Some(from) => from.get(&key).map_or(end, |begin| low.max(*begin)),
         };
-        let unread = positions.iter().filter_map(|of| of.first_unread(topic, key.1));
-        let committed = Committed::at(unread.fold(begin, i64::min).max(low));
+        // Retention may have removed it.
+        let earlier = or_from(topic, key.1).map(|from| from.max(low));
+        let committed = Committed::at(earlier.map_or(begin, |from| from.min(begin)));
         chosen.push((key, Unfinished { committed, end }));
     }
     Ok(chosen)

@@ -152,7 +152,8 @@ impl GroupPositions {
     }
 
     /// The first offset that the group has not completed in a partition; `None` if it has committed nothing.
-    pub(crate) fn first_unread(&self, topic: &str, partition: i32) -> Option<i64> {
+    #[must_use]
+    pub fn first_unread(&self, topic: &str, partition: i32) -> Option<i64> {
         Some(self.0.get(topic)?.get(&partition)?.offset)
     }
 

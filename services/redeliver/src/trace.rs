@@ -146,31 +146,27 @@ async fn find(client: &WaitingClient, args: &TraceArgs, by: By) -> Result<ExitCo
         Format::Json => print_json(Json::from(object(&found))),
         format => print_items(format, &FOUND, &found.records, |record| object(record).into()),
     }
-    for note in notes(&found) {
-        eprintln!("{}", in_one_line(&note));
+    if let (Format::Table, Some(since)) = (args.output.format, found.searched_since.text()) {
+        crate::say(format_args!(
+            "searched since {since}, and what waits or is dead; --since changes it"
+        ));
+    }
+    for gap in gaps(&found) {
+        eprintln!("incomplete: {}", in_one_line(&gap));
     }
     Ok(ExitCode::SUCCESS)
 }
 
-/// What a reader of the list should know.
-fn notes(found: &FoundRecords) -> Vec<String> {
-    let mut notes = found.gaps.clone();
-    notes.extend(found.completeness.as_ref().and_then(problem));
+fn gaps(found: &FoundRecords) -> Vec<String> {
+    let mut gaps = found.gaps.clone();
+    gaps.extend(found.completeness.as_ref().and_then(problem));
     if found.truncated {
-        notes.push(format!(
-            "these are the newest {}; there are more",
+        gaps.push(format!(
+            "more records match; these are the newest {}",
             found.records.len()
         ));
     }
-    if let Some(since) = found.searched_since.text() {
-        notes.push(format!(
-            "searched since {since}, and what waits or is dead from any time; --since changes it"
-        ));
-    }
-    if !found.records.is_empty() {
-        notes.push("`redeliver trace POSITION` shows the history of one".to_owned());
-    }
-    notes
+    gaps
 }
 
 const FOUND: [Column<FoundRecord>; 9] = [
@@ -314,21 +310,6 @@ mod tests {
             reason(&redriven("dead-letters", String::new())),
             "to orders-retry-due job 01a212ee742fea04 by ann"
         );
-    }
-
-    #[test]
-    fn notes_tell_what_is_missing() {
-        let found = |records: usize, gaps: &[&str], truncated| FoundRecords {
-            records: vec![FoundRecord::default(); records],
-            gaps: gaps.iter().map(|gap| (*gap).to_owned()).collect(),
-            truncated,
-            ..FoundRecords::default()
-        };
-        assert!(notes(&found(0, &[], false)).is_empty());
-        let notes = notes(&found(2, &["only a part of t"], true)).join("\n");
-        for part in ["only a part of t\n", "newest 2;", "`redeliver trace POSITION`"] {
-            assert!(notes.contains(part), "{notes}");
-        }
     }
 
     #[test]

@@ -74,12 +74,13 @@ pub(crate) fn outcome(location: Location, is_new: bool, is_unread: bool) -> Outc
 /// A record: the number of its pipeline, and where it entered it; of others, where it is.
 pub(crate) type Id = (Option<usize>, Position);
 
-/// Copies that are incomplete come before ends, and these before the others. Of equal ones, the last one counts.
+/// Copies that are incomplete come before ends, and these before the others. Of equal ones, the newest one counts.
 type Rank = (u8, Option<Timestamp>);
 
 fn rank(outcome: Outcome, time: Option<Timestamp>) -> Rank {
     let certainty = match outcome {
-        Outcome::New | Outcome::Waits | Outcome::Due => 2,
+        Outcome::Waits | Outcome::Due => 3,
+        Outcome::New => 2,
         Outcome::Succeeded | Outcome::Dead | Outcome::Discarded => 1,
         Outcome::Redriven | Outcome::Unknown => 0,
     };

@@ -13,6 +13,7 @@ use redeliver_proto::long_wait;
 
 use super::{OnProgress, Scans, TIMEOUT, entered, job_id, lineage, masks};
 use crate::access::Viewer;
+use crate::waiting::Place;
 use crate::waiting::facts::{Facts, Visible};
 use crate::waiting::timeline::{Location, Outcome};
 use crate::waiting::wanted::{Best, Wanted, outcome};
@@ -188,7 +189,19 @@ impl Scans {
                 }
             }
         };
-        let (scan, cut) = Scan::newest(&self.kafka, &topics, &positions, MAX_SCANNED)?;
+        // What waits counts whatever its age. A group that has committed nothing reads from the beginning.
+        let waits = |topic: &str| {
+            let of_topic = of_topics.get(topic).into_iter().flatten();
+            let mut places = of_topic.filter_map(|(_, role)| Place::of(*role));
+            *topic == *scheduler.ingest || places.next().is_some()
+        };
+        let unread = |topic: &str, partition| {
+            let first = positions
+                .iter()
+                .filter_map(|of| of.first_unread(topic, partition));
+            first.min().or_else(|| waits(topic).then_some(0))
+        };
+        let (scan, cut) = Scan::newest(&self.kafka, &topics, &unread, MAX_SCANNED)?;
         scan.run(TIMEOUT, |record, progress| {
             if let Some(record) = &record {
                 visit(record);
