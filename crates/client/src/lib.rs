@@ -91,7 +91,7 @@ pub use redrives::RedriveClient;
 pub use request::{InvalidRequest, JobRequest, When};
 pub use schedules::ScheduleClient;
 pub use tonic::Code;
-pub use waiting::{WaitingClient, unknown_outcome};
+pub use waiting::{WaitingClient, named_text, unknown_outcome};
 
 /// The default ingest topic of the scheduler.
 pub const INGEST_TOPIC: &str = "scheduler.jobs.ingest";

@@ -5,10 +5,11 @@ use std::time::Duration;
 use redeliver_core::JobId;
 use redeliver_proto::v1::waiting_service_client::WaitingServiceClient;
 use redeliver_proto::v1::{
-    ActOnWaitingRecordsRequest, GetJobOutcomesRequest, GetWaitingActionsRequest, GetWaitingRecordRequest,
-    GetWaitingStatsRequest, JobOutcome, JobOutcomeState, ListWaitingRequest, PipelineTrace, Position,
-    ScanProgress, TraceRecordRequest, WaitingAction, WaitingActions, WaitingRecordContents, WaitingRecords,
-    WaitingStats, get_waiting_stats_response, list_waiting_response, trace_record_response,
+    ActOnWaitingRecordsRequest, FindRecordsRequest, FoundRecords, GetJobOutcomesRequest,
+    GetWaitingActionsRequest, GetWaitingRecordRequest, GetWaitingStatsRequest, JobOutcome, JobOutcomeState,
+    ListWaitingRequest, NamedText, PipelineTrace, Position, ScanProgress, TraceRecordRequest, WaitingAction,
+    WaitingActions, WaitingRecordContents, WaitingRecords, WaitingStats, find_records_response,
+    get_waiting_stats_response, list_waiting_response, trace_record_response,
 };
 use tonic::{Code, Streaming};
 
@@ -34,6 +35,16 @@ pub fn unknown_outcome(reason: String) -> JobOutcome {
         reason,
         ..JobOutcome::default()
     }
+}
+
+/// A header or a JSON field as people write it, such as `tenant=x` or `/order/id=4711`. `None`: it has no `=`, or nothing before it.
+#[must_use]
+pub fn named_text(text: &str) -> Option<NamedText> {
+    let (name, value) = text.split_once('=').filter(|(name, _)| !name.is_empty())?;
+    Some(NamedText {
+        name: name.to_owned(),
+        value: value.to_owned(),
+    })
 }
 
 /// A message of a scan.
@@ -102,6 +113,27 @@ impl WaitingClient {
         let answer = self.follow(stream, progress, |message| match message.event {
             Some(Event::Progress(progress)) => Message::Progress(progress),
             Some(Event::Trace(trace)) => Message::Answer(trace.pipelines),
+            None => Message::Other,
+        });
+        answer.await
+    }
+
+    /// Finds records by a key, a header or a JSON field.
+    ///
+    /// # Errors
+    /// As [`WaitingClient::list`].
+    pub async fn find(
+        &self,
+        request: FindRecordsRequest,
+        progress: impl FnMut(ScanProgress),
+    ) -> Result<FoundRecords, ClientError> {
+        use find_records_response::Event;
+        let stream = self
+            .answer(self.service.clone().find_records(request).await)
+            .await?;
+        let answer = self.follow(stream, progress, |message| match message.event {
+            Some(Event::Progress(progress)) => Message::Progress(progress),
+            Some(Event::Found(found)) => Message::Answer(found),
             None => Message::Other,
         });
         answer.await

@@ -5,7 +5,7 @@
 //! copy is either not complete, or the next one was written before the ends were requested. A record that moves on in between can be in the
 //! scan twice.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::ops::ControlFlow;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -66,11 +66,51 @@ impl Scan {
         for (topic, since) in whole {
             // The embedded broker finds no offset by its time.
             let since = since.filter(|_| !settings.is_embedded);
-            chosen.extend(whole_topic(&consumer, topic, since)?);
+            chosen.extend(whole_topic(&consumer, topic, since, &|_, _| None)?);
         }
         let remaining = groups.remaining(&consumer, CALL)?;
         remaining.check_leaders()?;
         chosen.extend(remaining.unfinished);
+        Self::to_ends(settings, chosen)
+    }
+
+    /// Chooses what these topics contain from a time on, or for a topic and a partition from an offset on, if that is earlier; of each topic only the newest
+    /// `most` offsets. Also returns the topics of which that leaves out some. Each topic may occur once. Leaves out topics that do not exist. Blocks.
+    ///
+    /// # Errors
+    /// If the broker does not answer.
+    pub fn newest(
+        settings: &KafkaSettings,
+        topics: &[(Arc<str>, Option<Timestamp>)],
+        from: &dyn Fn(&str, i32) -> Option<i64>,
+        most: u64,
+    ) -> Result<(Self, BTreeSet<Arc<str>>), ReadError> {
+        let consumer = client(settings, "read_committed")?;
+        let (mut chosen, mut cut) = (Vec::new(), BTreeSet::new());
+        for (topic, since) in topics {
+            // The embedded broker finds no offset by its time.
+            let since = since.filter(|_| !settings.is_embedded);
+            let mut parts = whole_topic(&consumer, topic, since, from)?;
+            let sizes = parts
+                .iter()
+                .map(|(_, part)| part.end.abs_diff(part.committed.offset));
+            if let Some(limit) = limit_of_each(sizes.collect(), most) {
+                cut.insert(topic.clone());
+                for (_, part) in &mut parts {
+                    let newest = part.end.saturating_sub_unsigned(limit);
+                    part.committed.offset = part.committed.offset.max(newest);
+                }
+            }
+            chosen.extend(parts);
+        }
+        Ok((Self::to_ends(settings, chosen)?, cut))
+    }
+
+    /// A scan up to the ends of these partitions.
+    fn to_ends(
+        settings: &KafkaSettings,
+        chosen: Vec<(TopicPartition, Unfinished)>,
+    ) -> Result<Self, ReadError> {
         let parts = chosen.into_iter().map(|(key, Unfinished { committed, end })| {
             let part = Part {
                 next: committed.offset,
@@ -177,11 +217,26 @@ impl Scan {
     }
 }
 
-/// A topic from a time on.
+/// How many offsets may be read of each partition, so that they are at most `most` together; `None` if that is all of them. Small partitions leave more for others.
+fn limit_of_each(mut sizes: Vec<u64>, most: u64) -> Option<u64> {
+    sizes.sort_unstable();
+    let mut left = most;
+    for (size, partitions) in sizes.iter().zip((1..=sizes.len() as u64).rev()) {
+        let share = left / partitions;
+        if *size > share {
+            return Some(share);
+        }
+        left -= size;
+    }
+    None
+}
+
+/// A topic from a time on, or from an offset on, if that is earlier.
 fn whole_topic(
     consumer: &BaseConsumer,
     topic: &Arc<str>,
     since: Option<Timestamp>,
+    or_from: &dyn Fn(&str, i32) -> Option<i64>,
 ) -> Result<Vec<(TopicPartition, Unfinished)>, ReadError> {
     let count = match partition_count(consumer, topic) {
         Err(ReadError::Missing(_)) => return Ok(Vec::new()),
@@ -203,8 +258,28 @@ fn whole_topic(
             // Without a record of that time, all are older.
             Some(from) => from.get(&key).map_or(end, |begin| low.max(*begin)),
         };
-        let committed = Committed::at(begin);
+        // Retention may have removed it.
+        let earlier = or_from(topic, key.1).map(|from| from.max(low));
+        let committed = Committed::at(earlier.map_or(begin, |from| from.min(begin)));
         chosen.push((key, Unfinished { committed, end }));
     }
     Ok(chosen)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn small_partitions_leave_more() {
+        for (sizes, most, expected) in [
+            (vec![], 10, None),
+            (vec![4, 6], 10, None),
+            (vec![6, 5], 10, Some(5)),
+            (vec![100, 1, 100], 11, Some(5)),
+            (vec![0, 20], 10, Some(10)),
+        ] {
+            assert_eq!(limit_of_each(sizes.clone(), most), expected, "{sizes:?}");
+        }
+    }
 }

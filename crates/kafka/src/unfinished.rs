@@ -151,6 +151,12 @@ impl GroupPositions {
         Some(last.map_or(committed.offset, |range| range.end))
     }
 
+    /// The first offset that the group has not completed in a partition; `None` if it has committed nothing.
+    #[must_use]
+    pub fn first_unread(&self, topic: &str, partition: i32) -> Option<i64> {
+        Some(self.0.get(topic)?.get(&partition)?.offset)
+    }
+
     /// Whether a committed offset is before the one in other positions, or is gone: somebody has reset it.
     #[must_use]
     pub fn is_behind(&self, other: &Self) -> bool {

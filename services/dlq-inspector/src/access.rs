@@ -4,7 +4,7 @@
 //! | scope | permits |
 //! |---|---|
 //! | `dead-letters:read:PATTERN` | to see what is known of the dead letters of these topics, how records of their pipelines wait, and their overview |
-//! | `dead-letters:payload:PATTERN` | to see their keys, values and headers with the responses of endpoints, and to filter by them |
+//! | `dead-letters:payload:PATTERN` | to see their keys, values and headers with the responses of endpoints, to filter by them, and to find records of their pipelines by them |
 //! | `dead-letters:unmasked:PATTERN` | to see what is masked for others, of what the other scopes show, and to filter by it |
 //! | `dead-letters:operate:PATTERN` | to change groups that have dead letters in these topics only; to redrive, discard and restore dead letters of these topics, and to redrive to them; to retry waiting records of their pipelines, or have them become dead letters |
 //! | `dead-letters:edit:PATTERN` | to redrive dead letters of these topics, and to edit waiting records of their pipelines, with other contents, with the other scopes for them |
@@ -53,10 +53,11 @@ const OF_REDRIVES: [(&str, Verb); 11] = [
 ];
 
 /// What each call about waiting records requires, of the dead-letter topics of their pipelines.
-const OF_WAITING: [(&str, Verb); 7] = [
+const OF_WAITING: [(&str, Verb); 8] = [
     ("ListWaiting", Verb::Read),
     ("GetWaitingStats", Verb::Read),
     ("TraceRecord", Verb::Read),
+    ("FindRecords", Verb::Payload),
     ("GetJobOutcomes", Verb::Read),
     ("GetWaitingRecord", Verb::Read),
     ("ActOnWaitingRecords", Verb::Operate),

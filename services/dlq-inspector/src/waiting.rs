@@ -11,6 +11,7 @@
 //! | `tally` | which records match, and what is known of them; no IO |
 //! | `decision` | decisions about dead letters, from the ledger; no IO |
 //! | `timeline` | the steps of a record's life from its copies; no IO |
+//! | `wanted` | what records have a key, a header or a field, and which of their copies tells the most; no IO |
 //! | `limit` | how many scans run at the same time |
 //! | `scans` | reads the topics |
 
@@ -22,6 +23,7 @@ pub(crate) mod page;
 pub(crate) mod scans;
 pub(crate) mod tally;
 pub(crate) mod timeline;
+pub(crate) mod wanted;
 
 use std::fmt;
 use std::str::FromStr;

@@ -93,9 +93,9 @@ enum Command {
     Dlq(dlq::DlqArgs),
     /// List and count records that wait for their next attempt
     Waiting(waiting::WaitingArgs),
-    /// Show the history of a record: attempts, waits, result, dead letters and redrives
+    /// Show the history of a record, or find records by key, header or JSON field
     #[command(
-        after_help = "Examples:\n  redeliver trace orders/3/8812\n  redeliver trace orders-dlq/7/0 -o json"
+        after_help = "Examples:\n  redeliver trace orders/3/8812\n  redeliver trace --key customer-17 --pipeline orders\n  redeliver trace --field /order/id=4711 --since 3d -o json"
     )]
     Trace(trace::TraceArgs),
     /// Create tokens for the APIs

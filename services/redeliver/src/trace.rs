@@ -1,38 +1,72 @@
-//! `redeliver trace`: the life of one record, from the inspector.
+//! `redeliver trace`: the life of one record, or records by what is in them, from the inspector.
 
 use std::fmt::Write as _;
 use std::process::ExitCode;
 use std::time::Duration;
 
 use clap::Args;
-use redeliver_client::WaitingClient;
-use redeliver_client::convert::from_duration;
-use redeliver_client::messages::{PipelineTrace, TraceEvent, TraceOutcome, TraceRecordRequest, TraceStep};
+use redeliver_client::convert::{from_duration, time, to_timestamp};
+use redeliver_client::messages::find_records_request::By;
+use redeliver_client::messages::{
+    FindRecordsRequest, FoundRecord, FoundRecords, NamedText, PipelineTrace, TraceEvent, TraceOutcome,
+    TraceRecordRequest, TraceStep,
+};
+use redeliver_client::{Timestamp, WaitingClient, named_text};
 use redeliver_core::{HumanDuration, JobId, Position};
 use redeliver_dlq_inspector::id::parse_id;
 
 use crate::connection::CliError;
-use crate::dlq::{InspectorArgs, with_inspector};
+use crate::dlq::{InspectorArgs, problem, with_inspector};
 use crate::output::{
-    Column, Format, OutputArgs, Text, fields, in_one_line, object, print_items, rounded, table_of,
+    Column, Format, Json, OutputArgs, Text, due, fields, in_one_line, object, print_items, print_json,
+    rounded, table_of,
 };
+use crate::times::past;
 use crate::waiting::with_progress;
 
 #[derive(Args)]
 pub(crate) struct TraceArgs {
-    /// Position of any copy of the record: topic/partition/offset in any topic of the pipeline; or the id of a job
-    #[arg(value_name = "POSITION|JOB", value_parser = subject)]
-    subject: Subject,
-    /// Only in this pipeline (default: all pipelines with the topic)
-    #[arg(long, value_name = "NAME", default_value = "", hide_default_value = true)]
+    #[command(flatten)]
+    what: What,
+    /// Only in this pipeline (default: all that the caller may see)
+    #[arg(
+        short = 'p',
+        long,
+        value_name = "NAME",
+        default_value = "",
+        hide_default_value = true
+    )]
     pipeline: String,
-    /// Search topics from their beginning, instead of 10 minutes before the timestamp of the record
-    #[arg(long)]
+    /// Trace: search topics from their beginning, instead of 10 minutes before the timestamp of the record
+    #[arg(long, conflicts_with_all = ["key", "header", "field"])]
     from_beginning: bool,
+    /// Find: search topics from this time on, also for records that are complete (default: 1d)
+    #[arg(long, value_name = "TIME", value_parser = past, conflicts_with_all = ["subject", "job"])]
+    since: Option<Timestamp>,
     #[command(flatten)]
     output: OutputArgs,
     #[command(flatten)]
     inspector: InspectorArgs,
+}
+
+#[derive(Args)]
+#[group(required = true, multiple = false)]
+struct What {
+    /// Position of any copy of the record: topic/partition/offset in any topic of the pipeline; or the id of a job
+    #[arg(value_name = "POSITION|JOB", value_parser = subject)]
+    subject: Option<Subject>,
+    /// The id of a job
+    #[arg(long, value_name = "ID")]
+    job: Option<JobId>,
+    /// Find records with this key
+    #[arg(long)]
+    key: Option<String>,
+    /// Find records with this header
+    #[arg(long, value_name = "NAME=VALUE", value_parser = named)]
+    header: Option<NamedText>,
+    /// Find records whose JSON value has this field, such as /order/id=4711
+    #[arg(long, value_name = "/POINTER=VALUE", value_parser = named)]
+    field: Option<NamedText>,
 }
 
 /// What to trace.
@@ -50,18 +84,39 @@ fn subject(text: &str) -> Result<Subject, String> {
     position.map_err(|error| format!("{error}, and not the id of a job"))
 }
 
+fn named(text: &str) -> Result<NamedText, String> {
+    named_text(text).ok_or_else(|| "must have a name, = and a value".to_owned())
+}
+
+impl What {
+    /// What the records have that are to be found.
+    fn by(&self) -> Option<By> {
+        let Self {
+            key, header, field, ..
+        } = self;
+        let key = key.clone().map(By::Key);
+        key.or_else(|| header.clone().map(By::Header))
+            .or_else(|| field.clone().map(By::Field))
+    }
+}
+
 pub(crate) fn main(args: &TraceArgs) -> ExitCode {
     with_inspector(&args.inspector, None, async |endpoint, service| {
         let client = WaitingClient::connect(endpoint).await;
         let client = client.map_err(|error| service.failure(error))?;
-        run(&client, args).await
+        match args.what.by() {
+            Some(by) => find(&client, args, by).await,
+            None => trace(&client, args).await,
+        }
     })
 }
 
-async fn run(client: &WaitingClient, args: &TraceArgs) -> Result<ExitCode, CliError> {
-    let (position, job_id) = match &args.subject {
-        Subject::Position(position) => (Some(position.into()), String::new()),
-        Subject::Job(id) => (None, id.to_string()),
+async fn trace(client: &WaitingClient, args: &TraceArgs) -> Result<ExitCode, CliError> {
+    let job = args.what.job.map(Subject::Job);
+    let (position, job_id) = match args.what.subject.clone().or(job) {
+        Some(Subject::Position(position)) => (Some((&position).into()), String::new()),
+        Some(Subject::Job(id)) => (None, id.to_string()),
+        None => (None, String::new()),
     };
     let request = TraceRecordRequest {
         position,
@@ -79,6 +134,52 @@ async fn run(client: &WaitingClient, args: &TraceArgs) -> Result<ExitCode, CliEr
     }
     Ok(ExitCode::SUCCESS)
 }
+
+async fn find(client: &WaitingClient, args: &TraceArgs, by: By) -> Result<ExitCode, CliError> {
+    let request = FindRecordsRequest {
+        pipeline: args.pipeline.clone(),
+        by: Some(by),
+        since: args.since.map(to_timestamp),
+    };
+    let found = with_progress(async |progress| client.find(request, progress).await).await?;
+    match args.output.format {
+        Format::Json => print_json(Json::from(object(&found))),
+        format => print_items(format, &FOUND, &found.records, |record| object(record).into()),
+    }
+    if let (Format::Table, Some(since)) = (args.output.format, found.searched_since.text()) {
+        crate::say(format_args!(
+            "searched since {since}, and what waits or is dead; --since changes it"
+        ));
+    }
+    for gap in gaps(&found) {
+        eprintln!("incomplete: {}", in_one_line(&gap));
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn gaps(found: &FoundRecords) -> Vec<String> {
+    let mut gaps = found.gaps.clone();
+    gaps.extend(found.completeness.as_ref().and_then(problem));
+    if found.truncated {
+        gaps.push(format!(
+            "more records match; these are the newest {}",
+            found.records.len()
+        ));
+    }
+    gaps
+}
+
+const FOUND: [Column<FoundRecord>; 9] = [
+    ("now", |record, _| record.outcome().name()),
+    ("pipeline", |record, _| record.pipeline.text()),
+    ("place", |record, _| record.place.text()),
+    ("position", |record, _| record.position.text()),
+    ("origin", |record, _| record.origin.text()),
+    ("time", |record, _| record.time.text()),
+    ("due", |record, now| due(time(record.due_at), now)),
+    ("attempts", |record, _| record.attempts.text()),
+    ("code", |record, _| record.error_code.short(40)),
+];
 
 fn as_text(trace: &PipelineTrace) -> String {
     let now = match trace.outcome() {

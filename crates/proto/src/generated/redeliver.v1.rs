@@ -10293,6 +10293,106 @@ pub struct TraceStep {
     pub edited: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct FindRecordsRequest {
+    /// Only in this pipeline. If empty, in all that the caller may see, and among dead letters without a pipeline.
+    #[prost(string, tag = "1")]
+    pub pipeline: ::prost::alloc::string::String,
+    /// Topics are searched from this time on; if not set, for a day. What waits, and indexed dead letters, are found whatever their age.
+    #[prost(message, optional, tag = "5")]
+    pub since: ::core::option::Option<::prost_types::Timestamp>,
+    /// What the records have. All texts together have at most 8 KiB.
+    #[prost(oneof = "find_records_request::By", tags = "2, 3, 4")]
+    pub by: ::core::option::Option<find_records_request::By>,
+}
+/// Nested message and enum types in `FindRecordsRequest`.
+pub mod find_records_request {
+    /// What the records have. All texts together have at most 8 KiB.
+    #[derive(Clone, PartialEq, Eq, Hash, ::prost::Oneof)]
+    pub enum By {
+        /// This key, as UTF-8.
+        #[prost(string, tag = "2")]
+        Key(::prost::alloc::string::String),
+        /// A header with this name and this value, as UTF-8.
+        #[prost(message, tag = "3")]
+        Header(super::NamedText),
+        /// A field of a JSON value: the name is a JSON pointer (RFC 6901), the value a string, a number in any spelling, or a boolean.
+        #[prost(message, tag = "4")]
+        Field(super::NamedText),
+    }
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct NamedText {
+    #[prost(string, tag = "1")]
+    pub name: ::prost::alloc::string::String,
+    #[prost(string, tag = "2")]
+    pub value: ::prost::alloc::string::String,
+}
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct FindRecordsResponse {
+    #[prost(oneof = "find_records_response::Event", tags = "1, 2")]
+    pub event: ::core::option::Option<find_records_response::Event>,
+}
+/// Nested message and enum types in `FindRecordsResponse`.
+pub mod find_records_response {
+    #[derive(Clone, PartialEq, ::prost::Oneof)]
+    pub enum Event {
+        #[prost(message, tag = "1")]
+        Progress(super::ScanProgress),
+        #[prost(message, tag = "2")]
+        Found(super::FoundRecords),
+    }
+}
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct FoundRecords {
+    /// The newest first, each once per pipeline.
+    #[prost(message, repeated, tag = "1")]
+    pub records: ::prost::alloc::vec::Vec<FoundRecord>,
+    /// More records were found than an answer contains: 100.
+    #[prost(bool, tag = "2")]
+    pub truncated: bool,
+    #[prost(message, optional, tag = "3")]
+    pub searched_since: ::core::option::Option<::prost_types::Timestamp>,
+    /// What was not searched, and why: pipelines, and topics of which only the newest 1000000 offsets were read.
+    #[prost(string, repeated, tag = "4")]
+    pub gaps: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
+    /// Of the index of dead letters.
+    #[prost(message, optional, tag = "5")]
+    pub completeness: ::core::option::Option<Completeness>,
+}
+/// A record that was found, as its copy says that tells the most about it. Fields that its headers do not contain are not set.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct FoundRecord {
+    /// Empty: a dead letter that names no pipeline.
+    #[prost(string, tag = "1")]
+    pub pipeline: ::prost::alloc::string::String,
+    /// UNKNOWN: what was found is complete, and the next copy does not match, or is too old. TraceRecord tells more.
+    #[prost(enumeration = "TraceOutcome", tag = "2")]
+    pub outcome: i32,
+    /// Where it is, see `TraceStep.place`.
+    #[prost(string, tag = "3")]
+    pub place: ::prost::alloc::string::String,
+    /// For TraceRecord; that of a dead letter is its id.
+    #[prost(message, optional, tag = "4")]
+    pub position: ::core::option::Option<Position>,
+    /// The timestamp of the copy.
+    #[prost(message, optional, tag = "5")]
+    pub time: ::core::option::Option<::prost_types::Timestamp>,
+    /// Where the record entered the pipeline.
+    #[prost(message, optional, tag = "6")]
+    pub origin: ::core::option::Option<Position>,
+    /// When it is due, if it waits.
+    #[prost(message, optional, tag = "7")]
+    pub due_at: ::core::option::Option<::prost_types::Timestamp>,
+    /// The number of failed attempts.
+    #[prost(uint32, tag = "8")]
+    pub attempts: u32,
+    /// Of the last failure.
+    #[prost(string, tag = "9")]
+    pub error_class: ::prost::alloc::string::String,
+    #[prost(string, tag = "10")]
+    pub error_code: ::prost::alloc::string::String,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct GetJobOutcomesRequest {
     /// The id of the job.
     #[prost(string, tag = "1")]
@@ -10940,6 +11040,34 @@ pub mod waiting_service_client {
                 .insert(GrpcMethod::new("redeliver.v1.WaitingService", "TraceRecord"));
             self.inner.server_streaming(req, path, codec).await
         }
+        /// Finds records by what is in them: a key, a header or a JSON field. Dead letters come from the index, the others from a scan of the newest records of each topic.
+        ///
+        /// Also requires the scope dead-letters:payload. Pipelines in which it is missing, or what is searched for or the origin is masked, are left out, see `gaps`; one that
+        /// the request names is refused. UNAVAILABLE (INDEX_CATCHING_UP), as for ListDeadLetters.
+        pub async fn find_records(
+            &mut self,
+            request: impl tonic::IntoRequest<super::FindRecordsRequest>,
+        ) -> std::result::Result<
+            tonic::Response<tonic::codec::Streaming<super::FindRecordsResponse>>,
+            tonic::Status,
+        > {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/redeliver.v1.WaitingService/FindRecords",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(GrpcMethod::new("redeliver.v1.WaitingService", "FindRecords"));
+            self.inner.server_streaming(req, path, codec).await
+        }
         /// What has become of a job since its dispatch, in each pipeline whose source is the topic of an application.
         ///
         /// Read from an index in the memory of this server, and verified in Kafka at the time of the call. `JobService` knows the job itself.
@@ -11103,6 +11231,23 @@ pub mod waiting_service_server {
             request: tonic::Request<super::TraceRecordRequest>,
         ) -> std::result::Result<
             tonic::Response<Self::TraceRecordStream>,
+            tonic::Status,
+        >;
+        /// Server streaming response type for the FindRecords method.
+        type FindRecordsStream: tonic::codegen::tokio_stream::Stream<
+                Item = std::result::Result<super::FindRecordsResponse, tonic::Status>,
+            >
+            + std::marker::Send
+            + 'static;
+        /// Finds records by what is in them: a key, a header or a JSON field. Dead letters come from the index, the others from a scan of the newest records of each topic.
+        ///
+        /// Also requires the scope dead-letters:payload. Pipelines in which it is missing, or what is searched for or the origin is masked, are left out, see `gaps`; one that
+        /// the request names is refused. UNAVAILABLE (INDEX_CATCHING_UP), as for ListDeadLetters.
+        async fn find_records(
+            &self,
+            request: tonic::Request<super::FindRecordsRequest>,
+        ) -> std::result::Result<
+            tonic::Response<Self::FindRecordsStream>,
             tonic::Status,
         >;
         /// What has become of a job since its dispatch, in each pipeline whose source is the topic of an application.
@@ -11349,6 +11494,52 @@ pub mod waiting_service_server {
                     let inner = self.inner.clone();
                     let fut = async move {
                         let method = TraceRecordSvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.server_streaming(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/redeliver.v1.WaitingService/FindRecords" => {
+                    #[allow(non_camel_case_types)]
+                    struct FindRecordsSvc<T: WaitingService>(pub Arc<T>);
+                    impl<
+                        T: WaitingService,
+                    > tonic::server::ServerStreamingService<super::FindRecordsRequest>
+                    for FindRecordsSvc<T> {
+                        type Response = super::FindRecordsResponse;
+                        type ResponseStream = T::FindRecordsStream;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::ResponseStream>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::FindRecordsRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as WaitingService>::find_records(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = FindRecordsSvc(inner);
                         let codec = tonic_prost::ProstCodec::default();
                         let mut grpc = tonic::server::Grpc::new(codec)
                             .apply_compression_config(

@@ -1,15 +1,18 @@
-//! Finds pages, pipelines, groups and ids by a text. The palette of `console.js` shows the list of this page.
+//! Finds pages, pipelines, groups and ids by a text, and records by what is in them. The palette of `console.js` shows the list of this page.
 
 use askama::Template;
 use axum::http::StatusCode;
 use axum::response::Response;
-use redeliver_client::JobId;
-use redeliver_client::messages::{Group, OverviewSelection};
+use redeliver_client::messages::find_records_request::By;
+use redeliver_client::messages::{FindRecordsRequest, FoundRecords, Group, OverviewSelection, Position};
+use redeliver_client::{JobId, named_text};
 use serde::Deserialize;
 
 use super::{groups, letters, trace};
 use crate::backend::Backend;
-use crate::page::{Frame, NAVIGATION, Problem, address, gaps, literal, respond, segment};
+use crate::command::Command;
+use crate::html;
+use crate::page::{Frame, NAVIGATION, Part, Problem, address, gaps, literal, respond, segment};
 use crate::parameters::Query;
 
 const SECTION: &str = "/find";
@@ -24,6 +27,9 @@ const SEARCHED: i32 = 100;
 #[serde(default)]
 pub(crate) struct Parameters {
     q: String,
+    /// What the records have that are searched for: `key`, `header` or `field`, and its text. Empty: none are.
+    by: String,
+    has: String,
 }
 
 #[derive(Template)]
@@ -31,10 +37,19 @@ pub(crate) struct Parameters {
 struct Page {
     frame: Frame,
     text: String,
+    by: String,
+    has: String,
+    records: Option<Part<FoundRecords>>,
     found: Vec<Found>,
     /// Why something may be missing.
     problems: Vec<Problem>,
     gaps: Option<String>,
+}
+
+impl Page {
+    fn trace(&self, position: &Position) -> String {
+        address("/trace", &[("position", &html::position(position))])
+    }
 }
 
 /// The kind, the name, and the page.
@@ -45,7 +60,21 @@ pub(crate) async fn page(backend: Backend, Query(parameters): Query<Parameters>)
     let mut found = pages(text);
     let mut problems = Vec::new();
     let mut missing = None;
-    let frame = Frame::new(SECTION, "Find");
+    let mut frame = Frame::new(SECTION, "Find");
+    let Parameters { by, has, .. } = &parameters;
+    let records = match question(by, has) {
+        None => None,
+        Some(Err(problem)) => Some(Err(problem)),
+        Some(Ok(by_what)) => {
+            frame = frame.command(Command::new("trace").value(&format!("--{by}"), has));
+            let request = FindRecordsRequest {
+                by: Some(by_what),
+                ..FindRecordsRequest::default()
+            };
+            let found = backend.waiting().find(request, |_| {}).await;
+            Some(found.map_err(Problem::from))
+        }
+    };
     if text.chars().count() > MAX_TEXT {
         problems.push(Problem {
             status: StatusCode::BAD_REQUEST,
@@ -90,11 +119,29 @@ pub(crate) async fn page(backend: Backend, Query(parameters): Query<Parameters>)
     let page = Page {
         frame,
         text: text.to_owned(),
+        by: by.clone(),
+        has: has.clone(),
+        records,
         found,
         problems,
         gaps: missing,
     };
     respond(&page, StatusCode::OK)
+}
+
+/// What records have that are searched for. `None`: none are.
+fn question(by: &str, has: &str) -> Option<Part<By>> {
+    let named = |to_by: fn(_) -> By, example: &str| {
+        let problem = || Problem::invalid(format!("Write a name and a value, such as {example}."));
+        named_text(has).map(to_by).ok_or_else(problem)
+    };
+    Some(match by {
+        "" => return None,
+        "key" => Ok(By::Key(has.to_owned())),
+        "header" => named(By::Header, "tenant=x"),
+        "field" => named(By::Field, "/order/id=4711"),
+        _ => Err(Problem::invalid("Records are found by key, header or field.")),
+    })
 }
 
 /// Pages whose names contain a text.
@@ -166,6 +213,22 @@ mod tests {
             ]
         );
         assert!(links("orders").is_empty());
+    }
+
+    #[test]
+    fn questions_need_their_parts() {
+        let is = |by: &str, has: &str| question(by, has).map(|by| by.is_ok());
+        assert_eq!(
+            (is("", "x"), is("key", ""), is("key", "a=b")),
+            (None, Some(true), Some(true))
+        );
+        for by in ["header", "field"] {
+            assert_eq!(
+                (is(by, "/a=b"), is(by, "b"), is(by, "=b")),
+                (Some(true), Some(false), Some(false))
+            );
+        }
+        assert_eq!(is("value", "b"), Some(false));
     }
 
     #[test]

@@ -29,7 +29,7 @@ const LOOKUP_BYTES: u64 = 4 << 20;
 /// A page ends after records of this size were read, in bytes: what is masked is read as a whole, and shown in a few bytes.
 const READ_BYTES: u64 = 32 << 20;
 /// Maximum size of the keys and headers that are read from the index at once, in bytes.
-const INDEX_BYTES: usize = 4 << 20;
+pub(super) const INDEX_BYTES: usize = 4 << 20;
 /// The memory for these and the page, in bytes.
 const OF_PAGE: u64 = INDEX_BYTES as u64 + PAGE_BYTES as u64;
 

@@ -1,6 +1,7 @@
 //! The gRPC service `redeliver.v1.WaitingService`.
 
 mod actions;
+mod find;
 
 use std::ops::ControlFlow;
 use std::time::{Duration, Instant};
@@ -91,6 +92,17 @@ impl WaitingService for Api {
         let viewer = self.viewer(&request)?;
         let stream = self.trace(&viewer, request.into_inner());
         self.observe("TraceRecord", stream).await
+    }
+
+    type FindRecordsStream = ResponseStream<v1::FindRecordsResponse>;
+
+    async fn find_records(
+        &self,
+        request: Request<v1::FindRecordsRequest>,
+    ) -> Result<Response<Self::FindRecordsStream>, Status> {
+        let viewer = self.viewer(&request)?;
+        let stream = self.found_records(&viewer, request.into_inner());
+        self.call("FindRecords", &viewer, stream).await
     }
 
     async fn get_job_outcomes(
@@ -646,8 +658,8 @@ fn record_message(row: &Row, pipeline: &Pipeline) -> v1::WaitingRecord {
     }
 }
 
-fn trace_message(traced: Traced) -> v1::PipelineTrace {
-    let outcome = match traced.timeline.outcome {
+fn outcome_message(outcome: Outcome) -> v1::TraceOutcome {
+    match outcome {
         Outcome::New => v1::TraceOutcome::New,
         Outcome::Waits => v1::TraceOutcome::Waits,
         Outcome::Due => v1::TraceOutcome::Due,
@@ -656,14 +668,17 @@ fn trace_message(traced: Traced) -> v1::PipelineTrace {
         Outcome::Discarded => v1::TraceOutcome::Discarded,
         Outcome::Redriven => v1::TraceOutcome::Redriven,
         Outcome::Unknown => v1::TraceOutcome::Unknown,
-    };
+    }
+}
+
+fn trace_message(traced: Traced) -> v1::PipelineTrace {
     v1::PipelineTrace {
         pipeline: traced.pipeline.to_string(),
         origin: Some((&traced.origin).into()),
         origin_timestamp: traced.origin_timestamp.and_then(time_of_record),
         steps: traced.timeline.steps.into_iter().map(step_message).collect(),
         truncated: traced.is_truncated,
-        outcome: outcome.into(),
+        outcome: outcome_message(traced.timeline.outcome).into(),
         next_due: traced.timeline.next_due.and_then(time_of_record),
         gaps: traced.timeline.gaps,
         searched_since: traced.since.and_then(time_of_record),

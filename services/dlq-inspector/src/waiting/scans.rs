@@ -1,4 +1,6 @@
-//! Reads the topics of pipelines: for what waits in them, and for the copies of one record.
+//! Reads the topics of pipelines: for what waits in them, for the copies of one record, and for what has a key, a header or a field.
+
+pub(crate) mod find;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::ops::ControlFlow;
@@ -425,8 +427,7 @@ impl Scans {
             });
         };
         if is_source {
-            let arrival = Arrival::read(pipeline, record);
-            return Some(arrival.unwrap_or_else(|_| Arrival::salvaged(record)).origin);
+            return Some(entered(pipeline, record).origin);
         }
         let unwrapped = if position.topic == scheduler.ingest {
             Some(long_wait::unwrap(&pipeline.name, record)?)
@@ -435,10 +436,20 @@ impl Scans {
         } else {
             None
         };
-        let reserved = ReservedHeaders::read(unwrapped.as_ref().unwrap_or(record)).ok()?;
-        let origin = reserved.origin().ok()?;
-        reserved.is_retry_of(&pipeline.name).then_some(origin)
+        lineage(pipeline, unwrapped.as_ref().unwrap_or(record))
     }
+}
+
+/// The history of a record of the source.
+fn entered(pipeline: &Pipeline, record: &Record) -> Arrival {
+    Arrival::read(pipeline, record).unwrap_or_else(|_| Arrival::salvaged(record))
+}
+
+/// Where a record entered the pipeline, as its headers say.
+fn lineage(pipeline: &Pipeline, record: &Record) -> Option<Origin> {
+    let reserved = ReservedHeaders::read(record).ok()?;
+    let origin = reserved.origin().ok()?;
+    reserved.is_retry_of(&pipeline.name).then_some(origin)
 }
 
 /// What is masked for the caller in each pipeline.

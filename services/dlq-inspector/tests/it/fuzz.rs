@@ -32,9 +32,10 @@ const SERVICES: [&str; 7] = [
     "redeliver.v1.WaitingService",
 ];
 /// Methods that open a client of Kafka or write a transaction. They are called seldom, so that there is time for many requests.
-const SLOW: [&str; 21] = [
+const SLOW: [&str; 22] = [
     "AnnotateGroup",
     "CancelRedrive",
+    "FindRecords",
     "GetOverview",
     "GetWaitingStats",
     "ListAuditEntries",

@@ -7,13 +7,15 @@ use redeliver_core::{Clock as _, SystemClock};
 use redeliver_proto::auth::SendToken;
 use redeliver_proto::error::reason;
 use redeliver_proto::v1;
+use redeliver_proto::v1::find_records_request::By;
 use redeliver_proto::v1::waiting_service_client::WaitingServiceClient;
+use redeliver_testkit::eventually_async;
 use tonic::service::interceptor::InterceptedService;
 use tonic::transport::Channel;
 use tonic::{Code, Status, Streaming};
 
 use crate::access::Callers;
-use crate::support::{Dead, dead};
+use crate::support::{DEADLINE, Dead, dead};
 
 type Client = WaitingServiceClient<InterceptedService<Channel, SendToken>>;
 
@@ -282,4 +284,153 @@ async fn scope_for_letters_shows_waiting_records() {
     is_denied(listed(&mut denied, "").await);
     is_denied(counted(&mut denied, of_people).await);
     is_denied(traced(&mut denied, orders).await);
+}
+
+/// The copy of a record of the pipeline that entered it at this offset.
+fn copy(pipeline: &str, key: &str, value: &str, offset: &str) -> Dead {
+    let headers = [
+        ("tenant", SECRET),
+        ("pipeline", pipeline),
+        ("error-class", "permanent"),
+        ("original-topic", pipeline),
+        ("original-partition", "0"),
+        ("original-offset", offset),
+        ("retry-count", "1"),
+    ];
+    dead(key, value.to_owned(), &headers)
+}
+
+async fn found(
+    client: &mut Client,
+    pipeline: &str,
+    by: By,
+    from_now: bool,
+) -> Result<v1::FoundRecords, Status> {
+    let in_an_hour = SystemClock.now().after(std::time::Duration::from_secs(3_600));
+    let request = v1::FindRecordsRequest {
+        pipeline: pipeline.to_owned(),
+        since: from_now.then(|| redeliver_proto::convert::to_timestamp(in_an_hour)),
+        by: Some(by),
+    };
+    let messages = all(client.find_records(request).await).await?;
+    match messages.last().and_then(|message| message.event.clone()) {
+        Some(v1::find_records_response::Event::Found(found)) => Ok(found),
+        other => panic!("{other:?}"),
+    }
+}
+
+/// Where the records that were found are, with the offsets of their origins.
+fn places(found: &v1::FoundRecords) -> BTreeSet<(String, String, Option<i64>)> {
+    let place = |record: &v1::FoundRecord| {
+        let outcome = record.outcome().name().unwrap_or_default();
+        let origin = record.origin.as_ref().map(|origin| origin.offset);
+        (outcome, record.place.clone(), origin)
+    };
+    found.records.iter().map(place).collect()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn found_record_tells_where_it_is() {
+    let scopes: [(&str, &[&str]); 3] = [
+        ("all", &["dead-letters:*"]),
+        ("masked", &["dead-letters:read", "dead-letters:payload"]),
+        ("metadata", &["dead-letters:read"]),
+    ];
+    let mut callers = Callers::without_dead_letters("find", &scopes).await;
+    let [orders_dlq, people_dlq] = callers.topics.clone();
+    let [orders, people] = [&orders_dlq, &people_dlq].map(|topic| topic.strip_suffix("-dlq").unwrap());
+    let output: Arc<str> = format!("{orders}-out").into();
+    for pipeline in [orders, people] {
+        let key = format!("pipelines.{pipeline}.retry");
+        callers.env.base.set(&key, "{ tiers: [2h] }");
+    }
+    callers
+        .env
+        .base
+        .set(&format!("pipelines.{orders}.output"), &output);
+    let rules = r#"[{"topics": ["*-people-dlq"], "key": true}]"#;
+    callers.env.base.set("dlq_inspector.masking", rules);
+    let tier = |pipeline: &str| Arc::<str>::from(format!("{pipeline}-retry-2h"));
+    let in_orders = |key: &str, value: &str, offset: &str| vec![copy(orders, key, value, offset)];
+    let foreign = dead("done", r#"{"id": 7.0}"#, &[("tenant", SECRET)]);
+    let at_source = dead("new", r#"{"id": 7.0}"#, &[("tenant", SECRET)]);
+    for (topic, records) in [
+        (orders.into(), vec![at_source]),
+        (tier(orders), in_orders("waits", r#"{"v": "a"}"#, "1")),
+        (
+            output.clone(),
+            [in_orders("done", r#"{"v": "a"}"#, "2"), vec![foreign]].concat(),
+        ),
+        (tier(people), vec![copy(people, "waits", "{}", "9")]),
+    ] {
+        callers.env.recreate_topic(&topic, 1).await;
+        callers.env.put(&topic, 0, records).await;
+    }
+    let letter = in_orders("dead", r#"{"id": 7, "v": "a"}"#, "3");
+    callers.env.put(&orders_dlq, 0, letter).await;
+    let mut inspector = callers.env.start().await;
+    let channel = inspector.channel().await;
+
+    let mut client = client(&callers, &channel, "all");
+    let named = |name: &str, value: &str| v1::NamedText {
+        name: name.to_owned(),
+        value: value.to_owned(),
+    };
+    let place = |outcome: &str, place: &str, origin| (outcome.to_owned(), place.to_owned(), Some(origin));
+    let [new, waits] = [place("new", "source", 0), place("waits", "2h", 1)];
+    let [done, dead] = [place("succeeded", "output", 2), place("dead", "dead-letters", 3)];
+    let of_people = place("waits", "2h", 9);
+    let by_header = || By::Header(named("tenant", SECRET));
+    eventually_async("the dead letter is indexed", DEADLINE, async || {
+        let mut client = client.clone();
+        let found = found(&mut client, "", By::Key("dead".to_owned()), false)
+            .await
+            .unwrap();
+        if places(&found) == BTreeSet::from([dead.clone()]) {
+            Ok(())
+        } else {
+            Err(format!("{found:?}"))
+        }
+    })
+    .await;
+    for (by, expected) in [
+        (By::Key("new".to_owned()), vec![&new]),
+        (By::Key("waits".to_owned()), vec![&waits, &of_people]),
+        // Without the result of somebody else.
+        (By::Key("done".to_owned()), vec![&done]),
+        (By::Key("DONE".to_owned()), vec![]),
+        (by_header(), vec![&new, &waits, &done, &dead, &of_people]),
+        // The first field is indexed, the other is not.
+        (By::Field(named("/v", "a")), vec![&waits, &done, &dead]),
+        (By::Field(named("/id", "70e-1")), vec![&new, &dead]),
+    ] {
+        let expected: BTreeSet<_> = expected.into_iter().cloned().collect();
+        let found = found(&mut client, "", by.clone(), false).await.unwrap();
+        assert_eq!(places(&found), expected, "{by:?} {found:?}");
+        assert_eq!((found.truncated, found.gaps.len()), (false, 0), "{found:?}");
+        assert!(found.searched_since.is_some() && found.completeness.is_some());
+    }
+    // What waits is found whatever its age.
+    let recent = found(&mut client, orders, by_header(), true).await.unwrap();
+    assert_eq!(places(&recent), BTreeSet::from([waits.clone(), dead.clone()]));
+    let position = recent.records.iter().find(|record| record.place == "2h");
+    let position = position.unwrap().position.clone().unwrap();
+    assert_eq!((&*position.topic, position.offset), (&*tier(orders), 0));
+    let traced = traced(&mut client, &position.topic).await.unwrap();
+    assert!(format!("{traced:?}").contains("Waits"), "{traced:?}");
+
+    let mut client = self::client(&callers, &channel, "masked");
+    let by_key = || By::Key("waits".to_owned());
+    let visible = found(&mut client, "", by_key(), false).await.unwrap();
+    assert_eq!(places(&visible), BTreeSet::from([waits]));
+    assert!(
+        visible.gaps.len() == 1 && visible.gaps[0].contains(people),
+        "{visible:?}"
+    );
+    is_denied(found(&mut client, people, by_key(), false).await);
+    let shown = found(&mut client, people, by_header(), false).await.unwrap();
+    assert_eq!(places(&shown), BTreeSet::from([of_people]));
+    let mut client = self::client(&callers, &channel, "metadata");
+    is_denied(found(&mut client, "", by_header(), false).await);
+    assert!(!inspector.process.output().contains(SECRET));
 }

@@ -43,6 +43,8 @@ shown!(
     AuditEntry,
     Completeness,
     DeadLetter,
+    FoundRecord,
+    FoundRecords,
     Group,
     Job,
     JobOutcome,

@@ -12,7 +12,7 @@ use crate::polyglot::the_python;
 use crate::support::{DEADLINE, Pipe, PipeBuilder, records};
 
 /// Methods that begin so change nothing.
-const READS: [&str; 5] = ["Get", "List", "Read", "Trace", "Watch"];
+const READS: [&str; 6] = ["Find", "Get", "List", "Read", "Trace", "Watch"];
 /// It does not end.
 const WATCHES: [(&str, &str); 2] = [
     ("DeadLetterService.WatchDeadLetters", "deadLetter"),
@@ -235,6 +235,7 @@ impl World {
             ),
             ("WaitingService.GetWaitingStats", json!({})),
             ("WaitingService.ListWaiting", json!({})),
+            ("WaitingService.FindRecords", json!({ "key": "a" })),
             (
                 "WaitingService.TraceRecord",
                 json!({ "position": letter["origin"] }),

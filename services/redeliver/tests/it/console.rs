@@ -309,6 +309,7 @@ fn pages_and_their_commands_work() {
         ("/jobs", "Due now"),
         ("/schedules", "No schedule"),
         ("/trace?position=docs/0/0", "entered the pipeline"),
+        ("/find?by=key&has=no-such-key", "No such record waits"),
         ("/audit?action=dead-letters.*&since=1h", "dead-letters.get"),
     ] {
         check(console, config, page, shown);

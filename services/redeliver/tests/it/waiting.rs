@@ -1,5 +1,7 @@
 //! `redeliver waiting` and `redeliver trace` of pipelines that run.
 
+use std::collections::BTreeSet;
+
 use redeliver_core::HumanDuration;
 use redeliver_testkit::{Reply, eventually};
 use serde_json::{Value, json};
@@ -252,6 +254,46 @@ fn trace_shows_life_of_record() {
         "{text}"
     );
     assert!(!text.contains("tenant"), "{text}");
+
+    // By what is in them.
+    let find = |arguments: &[&str]| {
+        let printed = services
+            .pipe
+            .redeliver(&[&["trace", "-o", "json"], arguments].concat());
+        assert_eq!(printed.code, Some(0), "{printed:?}");
+        let found = json_of(&printed.stdout);
+        let record = |record: &Value| {
+            ["outcome", "place", "origin"].map(|name| record[name].as_str().unwrap_or_default().to_owned())
+        };
+        let records = found["records"].as_array().unwrap();
+        records.iter().map(record).collect::<BTreeSet<_>>()
+    };
+    let record = |outcome: &str, place: &str, sent: &Sent| {
+        [outcome, place, &sent.position.to_string()].map(str::to_owned)
+    };
+    let all = BTreeSet::from([
+        record("dead", "dead-letters", &sent[0]),
+        record("succeeded", "output", &sent[1]),
+        record("waits", "scheduler", &sent[2]),
+    ]);
+    eventually("all records are found", DEADLINE, || {
+        match find(&["--header", "tenant=x", "-p", services.pipe.name()]) {
+            found if found == all => Ok(()),
+            found => Err(format!("{found:?}")),
+        }
+    });
+    for (key, record) in ["key-hopeless", "key-shaky", "key-later"].into_iter().zip(&all) {
+        assert_eq!(
+            find(&["--key", key, "--since", "1h"]),
+            BTreeSet::from([record.clone()])
+        );
+    }
+    assert!(find(&["--field", "/id=1"]).is_empty());
+    let table = services.pipe.redeliver(&["trace", "--key", "key-later"]).stdout;
+    assert!(
+        table.contains("waits") && table.contains("\nsearched since "),
+        "{table}"
+    );
 
     let unknown = services.fails(1, &["trace", "no-such-topic/0/0"]);
     assert!(

@@ -627,6 +627,17 @@ async fn no_method_answers_what_is_masked() {
             .encode_to_vec(),
         ),
         (
+            "WaitingService/FindRecords",
+            v1::FindRecordsRequest {
+                by: Some(v1::find_records_request::By::Header(v1::NamedText {
+                    name: "tenant".to_owned(),
+                    value: "shown-header".to_owned(),
+                })),
+                ..v1::FindRecordsRequest::default()
+            }
+            .encode_to_vec(),
+        ),
+        (
             "WaitingService/GetWaitingRecord",
             v1::GetWaitingRecordRequest {
                 position: Some(position),
