@@ -22,7 +22,9 @@ use redeliver_client::convert::{from_duration, time};
 use redeliver_client::messages::{
     Completeness, DeadLetter, ListDeadLettersRequest, RedriveKind, Removal, TopicStats,
 };
-use redeliver_client::{AuditClient, ClientError, DeadLetterClient, Endpoint, JobClient, RedriveClient, Timestamp};
+use redeliver_client::{
+    AuditClient, ClientError, DeadLetterClient, Endpoint, JobClient, RedriveClient, Timestamp,
+};
 use redeliver_core::{Clock as _, HumanDuration, SystemClock};
 use redeliver_runtime::cli::CommonArgs;
 use serde_json::json;
@@ -401,7 +403,9 @@ pub(crate) fn with_scheduler(
         Err(code) => return code,
     };
     conclude(async {
-        let asked = args.connection.endpoint(args.server.as_deref(), &inspector(&config))?;
+        let asked = args
+            .connection
+            .endpoint(args.server.as_deref(), &inspector(&config))?;
         let service = scheduler(&config).with_flag("--scheduler");
         let mut endpoint = args.connection.endpoint(server, &service)?;
         if !reason.is_empty() {

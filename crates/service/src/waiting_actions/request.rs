@@ -332,7 +332,9 @@ fn make_room(state: &WaitingActions, new: &Request, passed: &Passed) -> Result<V
     let mut keys = BTreeSet::new();
     for (partition, offsets) in old.iter().flat_map(|request| request.partitions()) {
         let is_named = |offset| named.get(&partition).is_some_and(|named| named.contains(offset));
-        let known = offsets.iter().filter(|offset| state.done(&partition, **offset).is_some());
+        let known = offsets
+            .iter()
+            .filter(|offset| state.done(&partition, **offset).is_some());
         let forgotten = known.filter(|offset| !is_named(*offset));
         keys.extend(forgotten.map(|offset| partition.done_key(*offset)));
     }
@@ -544,7 +546,11 @@ mod tests {
         assert!(state.done(&partition(7), 2).is_some(), "the request b is gone");
         let much_later = later.after(2 * KEPT);
         let removed = add(&mut state, &change(request("d", &[9], much_later), missing()));
-        let second = ["request/b".to_owned(), "request/c".to_owned(), partition(7).done_key(2)];
+        let second = [
+            "request/b".to_owned(),
+            "request/c".to_owned(),
+            partition(7).done_key(2),
+        ];
         assert_eq!(removed.unwrap(), second);
     }
 

@@ -258,9 +258,15 @@ impl Api {
 
     /// Whether an operator has had the record at a position written elsewhere.
     fn is_moved(&self, position: &Position) -> bool {
-        let actions = self.requests.as_ref().and_then(|requests| requests.replica.state());
+        let actions = self
+            .requests
+            .as_ref()
+            .and_then(|requests| requests.replica.state());
         let id = self.outcomes.topic_id(&position.topic);
-        let ids = id.map(|id| (position.topic.to_string(), id)).into_iter().collect();
+        let ids = id
+            .map(|id| (position.topic.to_string(), id))
+            .into_iter()
+            .collect();
         actions.is_some_and(|actions| actions.is_moved(position, &ids))
     }
 

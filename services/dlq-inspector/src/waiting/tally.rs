@@ -140,7 +140,9 @@ impl Tally {
     /// Adds a record that waits.
     pub(crate) fn add(&mut self, pipeline: usize, place: Place, record: &Record, mask: &Mask<'_>) {
         let visible = Visible::of(record, mask);
-        let job = (place == Place::Scheduler).then(|| job_of_command(record)).flatten();
+        let job = (place == Place::Scheduler)
+            .then(|| job_of_command(record))
+            .flatten();
         if let Some(row) = self.row(pipeline, place, job, record, &visible) {
             let shows_key = self.keys.get(pipeline).is_some_and(|shows| *shows);
             let details = || Details {
@@ -158,7 +160,13 @@ impl Tally {
     /// Adds the state of a job: a record that waits with the scheduler, or `None`. The newest state of a job counts.
     pub(crate) fn add_state(&mut self, job: JobId, waiting: Option<(usize, &Record, &Mask<'_>)>) {
         let row = waiting.and_then(|(pipeline, record, mask)| {
-            self.row(pipeline, Place::Scheduler, Some(job), record, &Visible::of(record, mask))
+            self.row(
+                pipeline,
+                Place::Scheduler,
+                Some(job),
+                record,
+                &Visible::of(record, mask),
+            )
         });
         match row {
             None => drop(self.scheduled.remove(&job)),
@@ -216,7 +224,9 @@ impl Tally {
 
 /// The job that the scheduler will make of the record in this command: its id is that of the command.
 fn job_of_command(record: &Record) -> Option<JobId> {
-    let Position { partition, offset, .. } = record.position;
+    let Position {
+        partition, offset, ..
+    } = record.position;
     Some(JobId::new(record.timestamp?, partition, offset))
 }
 
@@ -452,7 +462,10 @@ mod tests {
         }
         // The command of the job is not decided yet.
         tally.add(0, Place::Scheduler, &waiting(2, 1, "a", 2_000_000), &mask);
-        tally.add_state(JobId::new(NOW, 0, 9), Some((0, &waiting(3, 1, "a", 2_000_000), &mask)));
+        tally.add_state(
+            JobId::new(NOW, 0, 9),
+            Some((0, &waiting(3, 1, "a", 2_000_000), &mask)),
+        );
         let found = tally.finish();
         assert_eq!((offsets(&found), found.rows[0].job), (vec![2], Some(job)));
     }

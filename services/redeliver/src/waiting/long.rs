@@ -3,13 +3,15 @@
 use std::process::ExitCode;
 
 use futures::{StreamExt as _, stream};
-use redeliver_client::messages::{ListWaitingRequest, LongWaitAction, Outcome, WaitingActionState, WaitingRecord};
+use redeliver_client::messages::{
+    ListWaitingRequest, LongWaitAction, Outcome, WaitingActionState, WaitingRecord,
+};
 use redeliver_client::{Answer, ClientError, JobClient, JobId, WaitingClient};
 use redeliver_core::error_chain::error_chain;
 use serde_json::json;
 
 use super::act::{ActArgs, Id};
-use super::{with_progress, warn};
+use super::{warn, with_progress};
 use crate::connection::CliError;
 use crate::dlq::{EXIT_INCOMPLETE, with_scheduler};
 use crate::output::{Column, Format, Json, Text as _, print_items, print_json};
@@ -71,11 +73,17 @@ pub(super) fn act(args: &ActArgs, action: LongWaitAction) -> ExitCode {
             };
             let acted = act_on(&jobs, jobs_to_act_on, action).await?;
             match run.output.format {
-                Format::Json => print_json(json!({ "acted": acted.iter().map(Acted::json).collect::<Vec<_>>() })),
+                Format::Json => {
+                    print_json(json!({ "acted": acted.iter().map(Acted::json).collect::<Vec<_>>() }))
+                }
                 format => print_items(format, &ACTED, &acted, Acted::json),
             }
-            let is_done =
-                |acted: &Acted| matches!(acted.state, WaitingActionState::Retried | WaitingActionState::Dead);
+            let is_done = |acted: &Acted| {
+                matches!(
+                    acted.state,
+                    WaitingActionState::Retried | WaitingActionState::Dead
+                )
+            };
             Ok(match acted.iter().all(is_done) {
                 true => ExitCode::SUCCESS,
                 false => ExitCode::from(EXIT_INCOMPLETE),
@@ -88,7 +96,8 @@ fn named(ids: &[Id]) -> Result<Vec<JobId>, CliError> {
     let jobs = ids.iter().map(|id| match id {
         Id::Job(job) => Ok(*job),
         Id::Position(_) => Err(CliError::Usage(
-            "tiers and the scheduler act on their own records: name positions or job ids, not both".to_owned(),
+            "tiers and the scheduler act on their own records: name positions or job ids, not both"
+                .to_owned(),
         )),
     });
     jobs.collect()
@@ -126,7 +135,11 @@ async fn matching(client: &WaitingClient, args: &ActArgs) -> Result<Option<Vec<J
     Ok(Some(jobs.collect::<Result<_, ClientError>>()?))
 }
 
-async fn act_on(client: &JobClient, jobs: Vec<JobId>, action: LongWaitAction) -> Result<Vec<Acted>, CliError> {
+async fn act_on(
+    client: &JobClient,
+    jobs: Vec<JobId>,
+    action: LongWaitAction,
+) -> Result<Vec<Acted>, CliError> {
     if let [job] = jobs[..] {
         let answer = client.act_on_long_wait(job, action).await?;
         return Ok(vec![Acted::of(job, Ok(answer))]);

@@ -163,7 +163,7 @@ fn act_while_killed(services: &Services, scheduler: &mut ServiceProcess, verb: &
         let asked = scope.spawn(act);
         eventually("the command is written", DEADLINE, || {
             let is_written = services.pipe.read(&ingest).len() > before;
-            is_written.then_some(()).ok_or(before)
+            is_written.then_some(()).ok_or("it is not")
         });
         scheduler.kill_9();
         asked.join().unwrap();
@@ -172,7 +172,9 @@ fn act_while_killed(services: &Services, scheduler: &mut ServiceProcess, verb: &
     eventually("the action is repeated", DEADLINE, || {
         let again = act();
         // If the killed scheduler has not decided, the command comes before this one: then the record is due, or has left.
-        matches!(again.code, Some(0 | 3)).then_some(()).ok_or(again)
+        matches!(again.code, Some(0 | 3))
+            .then_some(())
+            .ok_or(format!("{again:?}"))
     });
 }
 
@@ -222,7 +224,10 @@ fn operator_acts_on_each_wait_once() {
     // The filter finds the others, and counts them first.
     let filter = ["waiting", "dead", "--matching", "--place", "scheduler"];
     let counted = services.pipe.redeliver(&filter);
-    assert!(counted.stderr.contains("3 of 3 records that match"), "{counted:?}");
+    assert!(
+        counted.stderr.contains("3 of 3 records that match"),
+        "{counted:?}"
+    );
     let one = services.json(&[&filter[..], &["--limit", "1", "--yes"]].concat());
     assert_eq!(one["acted"].as_array().unwrap().len(), 1, "{one}");
     let rest = services.json(&[&filter[..], &["--yes"]].concat());
@@ -239,13 +244,16 @@ fn operator_acts_on_each_wait_once() {
     let pipeline = &services.pipe.pipeline;
     let returned = eventually("both have come back", DEADLINE, || {
         let returned = values(pipeline.return_topic());
-        (returned.len() >= 2).then(|| returned.clone()).ok_or(returned)
+        match returned.len() {
+            0..2 => Err(format!("{returned:?}")),
+            _ => Ok(returned),
+        }
     });
     assert_eq!(returned, bodies[..2]);
     assert_eq!(values(pipeline.dead_letter_topic()), bodies[2..]);
     assert!(held(&services.pipe).is_empty());
     let letters = services.pipe.read(&[pipeline.dead_letter_topic()]);
-    let message = |record: &Record| text(record, ERROR_MESSAGE).unwrap().unwrap().to_owned();
+    let message = |record: &Record| text(record, ERROR_MESSAGE).unwrap().unwrap();
     let by_operator = letters
         .iter()
         .filter(|letter| message(letter).contains("has given up its retries (INC-17)"));

@@ -303,9 +303,7 @@ impl<I: Index> Jobs<I> {
             Err(_) => None,
         };
         if let Some(refusal) = refusal {
-            self.changes
-                .record_wait_refusal(caller, &change, &refusal)
-                .await;
+            self.changes.record_wait_refusal(caller, &change, &refusal).await;
         }
         outcome
     }

@@ -27,8 +27,7 @@ impl Shard {
         now: Timestamp,
         writes: &mut Writes,
     ) -> v1::CommandOutcome {
-        let outcome =
-            |outcome: v1::Outcome, job: Option<&Job>| codec::outcome(outcome, job, String::new());
+        let outcome = |outcome: v1::Outcome, job: Option<&Job>| codec::outcome(outcome, job, String::new());
         let job = match self.named_job(&JobRef::Id(change.job), found, now) {
             NamedJob::Known(job) if job.kind == Kind::LongWait => job,
             _ => {

@@ -64,7 +64,8 @@ pub(super) fn outcome(request_id: &str) -> String {
 
 /// The position with this text.
 fn position(id: &str) -> Part<Position> {
-    trace::position(id).ok_or_else(|| Problem::invalid("`id` must be topic/partition/offset, or the id of a job."))
+    trace::position(id)
+        .ok_or_else(|| Problem::invalid("`id` must be topic/partition/offset, or the id of a job."))
 }
 
 /// The record with this position or job, with its contents.
@@ -120,9 +121,10 @@ impl Change {
             Verb::Dead => LongWaitAction::Dead,
         };
         match client.act_on_long_wait(job, action).await?.outcome {
-            Outcome::Rescheduled | Outcome::Dead => {
-                Ok(Some(address(SECTION, &[("place", "scheduler"), ("scan", "records")])))
-            }
+            Outcome::Rescheduled | Outcome::Dead => Ok(Some(address(
+                SECTION,
+                &[("place", "scheduler"), ("scan", "records")],
+            ))),
             outcome => Err(Problem::conflict(format!(
                 "The record does not wait any more: {}.",
                 outcome.name().unwrap_or_default().replace('_', " ")

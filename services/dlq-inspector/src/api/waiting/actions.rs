@@ -311,11 +311,7 @@ impl Api {
     }
 
     /// The record that waits with the scheduler as this job.
-    async fn long_wait(
-        &self,
-        viewer: &Viewer,
-        job: &str,
-    ) -> Result<(Pipeline, JobId, StoredRecord), Status> {
+    async fn long_wait(&self, viewer: &Viewer, job: &str) -> Result<(Pipeline, JobId, StoredRecord), Status> {
         let job = job_of("job_id", job)?;
         let filter = v1::WaitingFilter {
             place: Place::Scheduler.to_string(),
@@ -325,7 +321,11 @@ impl Api {
         selection.filter.job = Some(job);
         let pipelines = selection.pipelines.clone();
         let row = self.rows(viewer, selection, 1).await?.rows.pop();
-        let row = row.ok_or_else(|| not_waiting(&job.to_string()))?;
+        let not_found = || {
+            let text = format!("no record waits with the scheduler as job {job}");
+            status(Code::NotFound, text, "RECORD_NOT_FOUND", [])
+        };
+        let row = row.ok_or_else(not_found)?;
         let found = self.lookups.get(vec![row.position]).await;
         let found = found.map_err(|error| kafka_unavailable(&error))?.pop().flatten();
         let unwrapped = found.and_then(|stored| {
@@ -334,7 +334,7 @@ impl Api {
             // Another record can be there by now, of a topic that was created again.
             (*name == *pipelines[row.pipeline].name).then_some(StoredRecord { record, ..stored })
         });
-        let stored = unwrapped.ok_or_else(|| not_waiting(&job.to_string()))?;
+        let stored = unwrapped.ok_or_else(not_found)?;
         Ok((pipelines[row.pipeline].clone(), job, stored))
     }
 
