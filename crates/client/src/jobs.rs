@@ -3,7 +3,7 @@
 use redeliver_core::job::JobId;
 use redeliver_proto::v1::job_service_client::JobServiceClient;
 use redeliver_proto::v1::{
-    self, Application, Job, JobState, ListJobsRequest, ListJobsResponse, Outcome, Stats,
+    self, Application, Job, JobState, ListJobsRequest, ListJobsResponse, LongWaitAction, Outcome, Stats,
 };
 use tonic::Request;
 
@@ -37,7 +37,7 @@ pub struct Scheduled {
     pub job: Option<Job>,
 }
 
-/// The final answer to cancelling or rescheduling a job.
+/// The final answer to cancelling or rescheduling a job, or to acting on a long wait.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Answer {
     /// The outcome.
@@ -188,6 +188,20 @@ impl JobClient {
         answer_of(answer.outcome(), answer.job)
     }
 
+    /// Retries a record that waits with the scheduler now, or moves it to the dead letters of its pipeline.
+    ///
+    /// # Errors
+    /// If the scheduler is unavailable, or the dead-letter topic is. The call can be repeated.
+    pub async fn act_on_long_wait(&self, id: JobId, action: LongWaitAction) -> Result<Answer, ClientError> {
+        let request = v1::ActOnLongWaitRequest {
+            id: id.to_string(),
+            action: action.into(),
+        };
+        let answer = self.service.clone().act_on_long_wait(request).await;
+        let answer = self.answer(answer).await?;
+        answer_of(answer.outcome(), answer.job)
+    }
+
     /// Counts the scheduled jobs of an application, or of all (`None`), in total and for each of the next `minutes` (at most 1440; 0
     /// means 60).
     ///
@@ -213,9 +227,12 @@ impl JobClient {
 }
 
 fn answer_of(outcome: Outcome, job: Option<Job>) -> Result<Answer, ClientError> {
-    use Outcome::{AlreadyCancelled, AlreadyDispatched, Cancelled, Ended, Expired, Rescheduled, Unknown};
+    use Outcome::{
+        AlreadyCancelled, AlreadyDispatched, Cancelled, Dead, Ended, Expired, Rescheduled, Unknown,
+    };
     let answers = [
         Cancelled,
+        Dead,
         Rescheduled,
         AlreadyDispatched,
         AlreadyCancelled,

@@ -165,7 +165,24 @@ impl WaitingClient {
     pub async fn record(&self, position: Position) -> Result<WaitingRecordContents, ClientError> {
         let request = GetWaitingRecordRequest {
             position: Some(position),
+            ..GetWaitingRecordRequest::default()
         };
+        self.get(request).await
+    }
+
+    /// A record that waits with the scheduler as this job, with its contents. The inspector reads the topics of the scheduler.
+    ///
+    /// # Errors
+    /// As [`WaitingClient::record`].
+    pub async fn long_wait(&self, job: JobId) -> Result<WaitingRecordContents, ClientError> {
+        let request = GetWaitingRecordRequest {
+            job_id: job.to_string(),
+            ..GetWaitingRecordRequest::default()
+        };
+        self.get(request).await
+    }
+
+    async fn get(&self, request: GetWaitingRecordRequest) -> Result<WaitingRecordContents, ClientError> {
         let answer = self.service.clone().get_waiting_record(request).await;
         self.answer(answer).await
     }

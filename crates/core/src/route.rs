@@ -2,6 +2,7 @@
 //!
 //! All dead letters are built here, see [`DeadLetter`].
 
+use std::fmt;
 use std::sync::Arc;
 
 use bytes::Bytes;
@@ -11,7 +12,7 @@ use crate::backoff::MAX_WAIT;
 use crate::content::payload_hash;
 use crate::delay::DelayRange;
 use crate::failure::{ErrorClass, Failure, MESSAGE_LIMIT, bounded_text};
-use crate::headers::{self, Origin, ReservedHeaders, TraceContext};
+use crate::headers::{self, Origin, RecordedFailure, ReservedHeaders, TraceContext};
 use crate::human_duration::HumanDuration;
 use crate::kept::{is_of_user, is_same_header};
 use crate::outcome::{Outcome, Produced};
@@ -491,6 +492,24 @@ impl<'a> DeadLetter<'a> {
 #[must_use]
 pub fn reject(pipeline: &Pipeline, record: &Record, failure: &Failure, now: Timestamp) -> Output {
     DeadLetter::of_pipeline(pipeline, Arrival::salvaged(record), failure, now).with_content_of(record)
+}
+
+/// Why the dead letter of a waiting record with these headers is one, on which an operator has given up: its last failure, who wanted it, and why.
+#[must_use]
+pub fn given_up(headers: &Headers, by: impl fmt::Display, reason: &str) -> Failure {
+    let last = RecordedFailure::read(headers);
+    let (code, message) = last.map_or_else(Default::default, |last| (last.code, last.message));
+    let code = if code.is_empty() {
+        "operator.dead".to_owned()
+    } else {
+        code
+    };
+    let reason = match reason {
+        "" => String::new(),
+        reason => format!(" ({reason})"),
+    };
+    let message = format!("{by} has given up its retries{reason}: {message}");
+    Failure::new(ErrorClass::Exhausted, code, bounded_text(&message, MESSAGE_LIMIT))
 }
 
 /// Replaces an output of a pipeline that its topic refuses by its dead letter. `fallback` is its origin if its headers

@@ -5,7 +5,7 @@
 
 mod request;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::convert::Infallible;
 use std::fmt;
 use std::io;
@@ -198,15 +198,41 @@ impl WaitingActions {
         }
     }
 
-    fn apply_request(&mut self, id: &str, record: &Record) {
-        if let Some(before) = self.table.get(id).cloned() {
-            for (partition, _) in before.partitions() {
+    /// The request that was about these records is gone, so those of others count. Outcomes are removed only with the last request about their record.
+    fn free(&mut self, freed: &BTreeSet<(TierPartition, i64)>) {
+        if freed.is_empty() {
+            return;
+        }
+        let mut others: Vec<Arc<Request>> = self.requests().cloned().collect();
+        others.retain(|request| !request.is_newer());
+        others.sort_by_key(|request| request.at());
+        for request in others {
+            for (partition, offsets) in request.partitions() {
+                let of_request = |offset: &&i64| freed.contains(&(partition.clone(), **offset));
+                let freed: Vec<i64> = offsets.iter().filter(of_request).copied().collect();
                 self.update(&partition, |actions| {
-                    actions.pending.retain(|_, pending| pending.id() != id);
+                    for offset in freed {
+                        actions.pending.entry(offset).or_insert_with(|| request.clone());
+                    }
                 });
             }
         }
+    }
+
+    fn apply_request(&mut self, id: &str, record: &Record) {
+        let before = self.table.get(id).cloned();
+        let mut freed: BTreeSet<(TierPartition, i64)> = BTreeSet::new();
+        for (partition, _) in before.iter().flat_map(|before| before.partitions()) {
+            self.update(&partition, |actions| {
+                actions.pending.retain(|offset, pending| {
+                    let is_own = pending.id() == id;
+                    freed.extend(is_own.then(|| (partition.clone(), *offset)));
+                    !is_own
+                });
+            });
+        }
         self.table.apply_record(record);
+        self.free(&freed);
         // What a newer version has asked for may be something else.
         let request = self.table.get(id).cloned().filter(|request| !request.is_newer());
         let Some(request) = request else { return };

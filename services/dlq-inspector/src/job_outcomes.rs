@@ -142,6 +142,11 @@ impl JobOutcomes {
         })
     }
 
+    /// The id of a topic that is read, if it is known.
+    pub(crate) fn topic_id(&self, topic: &str) -> Option<TopicId> {
+        self.state().ids.get(topic).copied()
+    }
+
     fn state(&self) -> MutexGuard<'_, State> {
         self.0.state.lock().unwrap_or_else(PoisonError::into_inner)
     }

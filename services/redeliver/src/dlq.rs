@@ -22,14 +22,16 @@ use redeliver_client::convert::{from_duration, time};
 use redeliver_client::messages::{
     Completeness, DeadLetter, ListDeadLettersRequest, RedriveKind, Removal, TopicStats,
 };
-use redeliver_client::{AuditClient, ClientError, DeadLetterClient, Endpoint, RedriveClient, Timestamp};
+use redeliver_client::{
+    AuditClient, ClientError, DeadLetterClient, Endpoint, JobClient, RedriveClient, Timestamp,
+};
 use redeliver_core::{Clock as _, HumanDuration, SystemClock};
 use redeliver_runtime::cli::CommonArgs;
 use serde_json::json;
 
 use crate::config::Config;
 use crate::connection::{
-    CONNECTION, CliError, ConnectionArgs, Service, conclude, connect_to_change, inspector,
+    CONNECTION, CliError, ConnectionArgs, Service, conclude, connect_to_change, inspector, scheduler,
 };
 use crate::output::{Column, Format, Json, OutputArgs, Text as _, object, print_answer, print_item, rounded};
 use crate::pages::{Pages, read_pages};
@@ -386,6 +388,31 @@ pub(crate) fn with_inspector(
             endpoint = endpoint.reason(reason);
         }
         run(&endpoint, &service).await
+    })
+}
+
+/// Runs a command that changes something in the scheduler at this address, for this reason, and can ask the inspector.
+pub(crate) fn with_scheduler(
+    args: &InspectorArgs,
+    server: Option<&str>,
+    reason: &str,
+    run: impl AsyncFnOnce(&Endpoint, JobClient) -> Result<ExitCode, CliError>,
+) -> ExitCode {
+    let config: Config = match args.common.configure(|_| Ok(())) {
+        Ok(config) => config,
+        Err(code) => return code,
+    };
+    conclude(async {
+        let asked = args
+            .connection
+            .endpoint(args.server.as_deref(), &inspector(&config))?;
+        let service = scheduler(&config).with_flag("--scheduler");
+        let mut endpoint = args.connection.endpoint(server, &service)?;
+        if !reason.is_empty() {
+            endpoint = endpoint.reason(reason);
+        }
+        let jobs = JobClient::new(&connect_to_change(&endpoint, &service).await?);
+        run(&asked, jobs).await
     })
 }
 

@@ -1,14 +1,15 @@
 //! `redeliver waiting`: the failed records that wait for their next attempt, from the inspector.
 
 mod act;
+mod long;
 
 use std::process::ExitCode;
 
 use clap::{Args, Subcommand, ValueEnum};
 use redeliver_client::convert::{time, to_duration};
 use redeliver_client::messages::{
-    GetWaitingStatsRequest, ListWaitingRequest, ScanProgress, WaitingAction, WaitingCounts, WaitingCoverage,
-    WaitingFilter, WaitingOrder, WaitingPlace, WaitingRecord,
+    GetWaitingStatsRequest, ListWaitingRequest, LongWaitAction, ScanProgress, WaitingAction, WaitingCounts,
+    WaitingCoverage, WaitingFilter, WaitingOrder, WaitingPlace, WaitingRecord,
 };
 use redeliver_client::{ClientError, Connection, Timestamp, WaitingClient};
 use redeliver_core::HumanDuration;
@@ -41,14 +42,14 @@ enum Verb {
     Ls(ListArgs),
     /// Count waiting records by pipeline and place
     Stats(StatsArgs),
-    /// Show a record that waits in a tier, with its headers and its payload
+    /// Show a record that waits in a tier or the scheduler, with its headers and its payload
     Show(act::ShowArgs),
-    /// Retry records of tiers now
+    /// Retry records of tiers or the scheduler now
     #[command(
-        after_help = "Examples:\n  redeliver waiting retry orders-retry-1m/3/17 --reason INC-17\n  redeliver waiting retry --matching --pipeline orders --error-code http.503 --yes\n\nExit status: 3 if a record was not retried"
+        after_help = "Examples:\n  redeliver waiting retry orders-retry-1m/3/17 --reason INC-17\n  redeliver waiting retry --matching --pipeline orders --error-code http.503 --yes\n  redeliver waiting retry 01M7Z0Q7XE000G000000000000\n\nExit status: 3 if a record was not retried"
     )]
     Retry(act::ActArgs),
-    /// Move records of tiers to the dead letters
+    /// Move records of tiers or the scheduler to the dead letters
     #[command(
         after_help = "Examples:\n  redeliver waiting dead orders-retry-1m/3/17 --reason 'cancelled by customer'\n\nExit status: 3 if a record was not moved"
     )]
@@ -189,6 +190,11 @@ impl FilterArgs {
 }
 
 pub(crate) fn main(args: &WaitingArgs) -> ExitCode {
+    match &args.verb {
+        Verb::Retry(args) if args.is_about_scheduler() => return long::act(args, LongWaitAction::Retry),
+        Verb::Dead(args) if args.is_about_scheduler() => return long::act(args, LongWaitAction::Dead),
+        _ => {}
+    }
     let inspector = match &args.verb {
         Verb::Ls(args) => &args.inspector,
         Verb::Stats(args) => &args.inspector,
@@ -326,10 +332,11 @@ fn age(since: Option<prost_types::Timestamp>, now: Timestamp) -> Option<String> 
     Some(rounded(now.since(time(since)?)))
 }
 
-const RECORDS: [Column<WaitingRecord>; 11] = [
+const RECORDS: [Column<WaitingRecord>; 12] = [
     ("pipeline", |record, _| record.pipeline.text()),
     ("place", |record, _| record.place.text()),
     ("position", |record, _| record.position.text()),
+    ("job", |record, _| record.job_id.text()),
     ("key", |record, _| match record.key_withheld {
         true => "<withheld>".text(),
         false => record.key.short(40),

@@ -118,7 +118,7 @@ impl SchedulerFamilies {
         );
         registry.register(
             "scheduler_jobs_ended",
-            "Jobs by outcome: dispatched, expired, or dead (their topic is missing or has refused them)",
+            "Jobs by outcome: dispatched, expired, or dead (their topic is missing or has refused them, or an operator gave up)",
             families.ended.clone(),
         );
         registry.register(

@@ -128,6 +128,30 @@ pub enum Command {
     },
     /// Change a recurring schedule.
     ChangeSchedule(Box<ScheduleChange>),
+    /// Act on a long wait before it is due.
+    ActOnWait(WaitChange),
+}
+
+/// What an operator wants done with a long wait.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct WaitChange {
+    /// Its job.
+    pub job: JobId,
+    /// What is done with it.
+    pub action: WaitAction,
+    /// Who wants it.
+    pub by: String,
+    /// Why.
+    pub reason: String,
+}
+
+/// What can be done with a long wait.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum WaitAction {
+    /// It is due now.
+    Retry,
+    /// It becomes a dead letter of its pipeline.
+    Dead,
 }
 
 /// A request for a new job.
@@ -361,6 +385,7 @@ pub fn check(
         Some(Message::LongWait(wait)) => {
             Command::Schedule(Box::new(job::check_long_wait(wait, format, rules, envelope.now)?))
         }
+        Some(Message::ActOnLongWait(act)) => Command::ActOnWait(job::check_wait_change(act, format)?),
         None => {
             let problem = "is missing; set schedule, cancel, reschedule or change_schedule";
             return Err(Field("command").malformed(format, problem).into());

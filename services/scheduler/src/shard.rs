@@ -34,6 +34,7 @@ pub(crate) use self::refusal::RefusedJob;
 use self::released_waits::ReleasedWaits;
 pub(crate) use self::turn::{Room, Tally, Writes};
 
+mod acted_waits;
 mod commands;
 mod conflict;
 mod dispatch;

@@ -5731,8 +5731,8 @@ pub struct Job {
     /// nightly@2026-11-24T02:30:00.000Z. After a trigger: the id of the schedule, `+`, and the id of the job.
     #[prost(string, tag = "16")]
     pub occurrence: ::prost::alloc::string::String,
-    /// Only set by ListJobs: a failed record of the pipeline `app` that waits longer than its longest tier. It belongs to the pipeline, so
-    /// the other methods do not know it.
+    /// A failed record of the pipeline `app` that waits longer than its longest tier. It belongs to the pipeline, so only ListJobs and
+    /// ActOnLongWait know it.
     #[prost(bool, tag = "17")]
     pub long_wait: bool,
 }
@@ -5744,7 +5744,7 @@ pub struct JobCommand {
     /// The key of the outcome in the answers topic. If empty, no outcome is written.
     #[prost(string, tag = "15")]
     pub answer_to: ::prost::alloc::string::String,
-    #[prost(oneof = "job_command::Command", tags = "1, 2, 3, 4, 5")]
+    #[prost(oneof = "job_command::Command", tags = "1, 2, 3, 4, 5, 6")]
     pub command: ::core::option::Option<job_command::Command>,
 }
 /// Nested message and enum types in `JobCommand`.
@@ -5762,6 +5762,9 @@ pub mod job_command {
         LongWait(super::LongWait),
         #[prost(message, tag = "5")]
         ChangeSchedule(super::ChangeSchedule),
+        /// Only for services of Redeliver.
+        #[prost(message, tag = "6")]
+        ActOnLongWait(super::ActOnLongWait),
     }
 }
 /// Names the job by its id, or by its application and idempotency key.
@@ -5811,6 +5814,20 @@ pub struct LongWait {
     pub value: ::core::option::Option<::prost::bytes::Bytes>,
     #[prost(message, repeated, tag = "5")]
     pub headers: ::prost::alloc::vec::Vec<Header>,
+}
+/// Acts on a long wait before it is due.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct ActOnLongWait {
+    /// The id of its job.
+    #[prost(string, tag = "1")]
+    pub id: ::prost::alloc::string::String,
+    #[prost(enumeration = "LongWaitAction", tag = "2")]
+    pub action: i32,
+    /// Who wants it and why, for the dead letter.
+    #[prost(string, tag = "3")]
+    pub by: ::prost::alloc::string::String,
+    #[prost(string, tag = "4")]
+    pub reason: ::prost::alloc::string::String,
 }
 /// A record of the answers topic, written in the same transaction as the effect of the command. Its key is the
 /// `answer_to` of the command.
@@ -5962,6 +5979,23 @@ pub struct RescheduleJobResponse {
     /// One of RESCHEDULED, ALREADY_DISPATCHED, ALREADY_CANCELLED, EXPIRED, ENDED, UNKNOWN.
     #[prost(enumeration = "Outcome", tag = "1")]
     pub outcome: i32,
+    #[prost(message, optional, tag = "2")]
+    pub job: ::core::option::Option<Job>,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct ActOnLongWaitRequest {
+    /// `WaitingRecord.job_id`.
+    #[prost(string, tag = "1")]
+    pub id: ::prost::alloc::string::String,
+    #[prost(enumeration = "LongWaitAction", tag = "2")]
+    pub action: i32,
+}
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct ActOnLongWaitResponse {
+    /// RESCHEDULED if it is due now, or DEAD; or what had become of it before: ALREADY_DISPATCHED, EXPIRED (it is a dead letter) or UNKNOWN.
+    #[prost(enumeration = "Outcome", tag = "1")]
+    pub outcome: i32,
+    /// Without key, data and headers.
     #[prost(message, optional, tag = "2")]
     pub job: ::core::option::Option<Job>,
 }
@@ -6139,6 +6173,37 @@ impl ConflictPolicy {
         }
     }
 }
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, ::prost::Enumeration)]
+#[repr(i32)]
+pub enum LongWaitAction {
+    Unspecified = 0,
+    /// It is due now.
+    Retry = 1,
+    /// It becomes a dead letter of its pipeline.
+    Dead = 2,
+}
+impl LongWaitAction {
+    /// String value of the enum field names used in the ProtoBuf definition.
+    ///
+    /// The values are not transformed in any way and thus are considered stable
+    /// (if the ProtoBuf definition does not change) and safe for programmatic use.
+    pub fn as_str_name(&self) -> &'static str {
+        match self {
+            Self::Unspecified => "LONG_WAIT_ACTION_UNSPECIFIED",
+            Self::Retry => "LONG_WAIT_ACTION_RETRY",
+            Self::Dead => "LONG_WAIT_ACTION_DEAD",
+        }
+    }
+    /// Creates an enum from field names used in the ProtoBuf definition.
+    pub fn from_str_name(value: &str) -> ::core::option::Option<Self> {
+        match value {
+            "LONG_WAIT_ACTION_UNSPECIFIED" => Some(Self::Unspecified),
+            "LONG_WAIT_ACTION_RETRY" => Some(Self::Retry),
+            "LONG_WAIT_ACTION_DEAD" => Some(Self::Dead),
+            _ => None,
+        }
+    }
+}
 /// The outcome of a command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, ::prost::Enumeration)]
 #[repr(i32)]
@@ -6182,6 +6247,8 @@ pub enum Outcome {
     /// The job of the idempotency key has ended and is no longer kept: it was dispatched, cancelled or expired. `job` contains only the id and
     /// the application. Not for commands that name the id of the job.
     Ended = 18,
+    /// The long wait is a dead letter of its pipeline now.
+    Dead = 19,
 }
 impl Outcome {
     /// String value of the enum field names used in the ProtoBuf definition.
@@ -6209,6 +6276,7 @@ impl Outcome {
             Self::ScheduleRevised => "OUTCOME_SCHEDULE_REVISED",
             Self::ScheduleTriggered => "OUTCOME_SCHEDULE_TRIGGERED",
             Self::Ended => "OUTCOME_ENDED",
+            Self::Dead => "OUTCOME_DEAD",
         }
     }
     /// Creates an enum from field names used in the ProtoBuf definition.
@@ -6233,6 +6301,7 @@ impl Outcome {
             "OUTCOME_SCHEDULE_REVISED" => Some(Self::ScheduleRevised),
             "OUTCOME_SCHEDULE_TRIGGERED" => Some(Self::ScheduleTriggered),
             "OUTCOME_ENDED" => Some(Self::Ended),
+            "OUTCOME_DEAD" => Some(Self::Dead),
             _ => None,
         }
     }
@@ -6462,6 +6531,33 @@ pub mod job_service_client {
                 .insert(GrpcMethod::new("redeliver.v1.JobService", "RescheduleJob"));
             self.inner.unary(req, path, codec).await
         }
+        /// Has a record that waits longer than the longest tier of its pipeline retried now, or moved to the dead letters. A repetition has no effect.
+        /// INVALID_ARGUMENT (REJECTED) if the dead-letter topic cannot be written: the record waits as before. Its contents cannot be edited here; its dead letter's can.
+        /// WaitingService lists and shows such records. Scope: dead-letters:operate for the dead-letter topic of the pipeline.
+        pub async fn act_on_long_wait(
+            &mut self,
+            request: impl tonic::IntoRequest<super::ActOnLongWaitRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::ActOnLongWaitResponse>,
+            tonic::Status,
+        > {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/redeliver.v1.JobService/ActOnLongWait",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(GrpcMethod::new("redeliver.v1.JobService", "ActOnLongWait"));
+            self.inner.unary(req, path, codec).await
+        }
         /// Lists the jobs that wait, those that are due next first, without key, data and headers. UNAVAILABLE (INDEX_INCOMPLETE) unless the
         /// index contains all jobs that were accepted before the call. Scope: jobs:read for the application, or for all applications if the
         /// request names none.
@@ -6590,6 +6686,16 @@ pub mod job_service_server {
             request: tonic::Request<super::RescheduleJobRequest>,
         ) -> std::result::Result<
             tonic::Response<super::RescheduleJobResponse>,
+            tonic::Status,
+        >;
+        /// Has a record that waits longer than the longest tier of its pipeline retried now, or moved to the dead letters. A repetition has no effect.
+        /// INVALID_ARGUMENT (REJECTED) if the dead-letter topic cannot be written: the record waits as before. Its contents cannot be edited here; its dead letter's can.
+        /// WaitingService lists and shows such records. Scope: dead-letters:operate for the dead-letter topic of the pipeline.
+        async fn act_on_long_wait(
+            &self,
+            request: tonic::Request<super::ActOnLongWaitRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::ActOnLongWaitResponse>,
             tonic::Status,
         >;
         /// Lists the jobs that wait, those that are due next first, without key, data and headers. UNAVAILABLE (INDEX_INCOMPLETE) unless the
@@ -6911,6 +7017,51 @@ pub mod job_service_server {
                     let inner = self.inner.clone();
                     let fut = async move {
                         let method = RescheduleJobSvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/redeliver.v1.JobService/ActOnLongWait" => {
+                    #[allow(non_camel_case_types)]
+                    struct ActOnLongWaitSvc<T: JobService>(pub Arc<T>);
+                    impl<
+                        T: JobService,
+                    > tonic::server::UnaryService<super::ActOnLongWaitRequest>
+                    for ActOnLongWaitSvc<T> {
+                        type Response = super::ActOnLongWaitResponse;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::ActOnLongWaitRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as JobService>::act_on_long_wait(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = ActOnLongWaitSvc(inner);
                         let codec = tonic_prost::ProstCodec::default();
                         let mut grpc = tonic::server::Grpc::new(codec)
                             .apply_compression_config(
@@ -10074,6 +10225,9 @@ pub struct WaitingRecord {
     /// The caller lacks the scope dead-letters:payload for the dead-letter topic of the pipeline, or keys are masked.
     #[prost(bool, tag = "15")]
     pub key_withheld: bool,
+    /// The id of its job, if it waits with the scheduler.
+    #[prost(string, tag = "16")]
+    pub job_id: ::prost::alloc::string::String,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct GetWaitingStatsRequest {
@@ -10451,6 +10605,9 @@ pub struct GetWaitingRecordRequest {
     /// Its position in the topic of a tier.
     #[prost(message, optional, tag = "1")]
     pub position: ::core::option::Option<Position>,
+    /// Instead of `position`: the id of its job, if it waits with the scheduler.
+    #[prost(string, tag = "2")]
+    pub job_id: ::prost::alloc::string::String,
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct WaitingRecordContents {

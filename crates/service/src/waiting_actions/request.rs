@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use redeliver_core::backoff::MAX_WAIT;
+use redeliver_core::pipeline::parse_retry_topic;
 use redeliver_core::{Position, Timestamp};
 use redeliver_kafka::TopicId;
 use redeliver_kafka::backlog::GroupPositions;
@@ -235,7 +236,7 @@ pub enum Refused {
     IdUsed,
     /// There is no room.
     #[error(
-        "the requests are about more than {MAX_TOTAL} records or take more than {MAX_BYTES} bytes; they are removed a day later, once tiers have passed their records"
+        "the requests are about more than {MAX_TOTAL} records or take more than {MAX_BYTES} bytes, or those of a pipeline more than half of what others leave; they are removed a day later, once tiers have passed their records"
     )]
     TooMany,
 }
@@ -302,16 +303,7 @@ impl Change for NewRequest {
 
 /// The keys to remove for a new request: those of what is old.
 fn make_room(state: &WaitingActions, new: &Request, passed: &Passed) -> Result<Vec<String>, Refused> {
-    let size = |request: &Request| request.record.encoded_len();
-    let (mut records, mut bytes) = (new.count(), size(new));
-    let mut requests: Vec<_> = state.requests().collect();
-    for request in &requests {
-        records += request.count();
-        bytes += size(request);
-    }
-    requests.sort_by_key(|request| request.at());
-    let mut keys = Vec::new();
-    for request in requests {
+    let is_old = |request: &Request| {
         let age = new.at().since(request.at());
         // After the longest wait, no tier has its records any more.
         let has_passed = || {
@@ -321,25 +313,63 @@ fn make_room(state: &WaitingActions, new: &Request, passed: &Passed) -> Result<V
                     offsets.iter().all(|offset| passed.contains(&partition, *offset))
                 })
         };
-        if age > KEPT && has_passed() {
-            records -= request.count();
-            bytes -= size(request);
-            keys.push(Request::record_key(&request.id));
-            for (partition, offsets) in request.partitions() {
-                let is_own = |offset| {
-                    state
-                        .done(&partition, offset)
-                        .is_some_and(|done| done.request_id == request.id)
-                };
-                let own = offsets.iter().filter(|offset| is_own(**offset));
-                keys.extend(own.map(|offset| partition.done_key(*offset)));
-            }
-        }
-    }
-    if records > MAX_TOTAL || bytes > MAX_BYTES {
+        age > KEPT && has_passed()
+    };
+    let requests = state.requests().map(|request| &**request);
+    let (mut old, mut kept): (Vec<&Request>, Vec<&Request>) = requests.partition(|request| is_old(request));
+    old.sort_by_key(|request| request.at());
+    kept.push(new);
+    if is_over_limit(&kept) || exceeds_share(&kept, new) {
         return Err(Refused::TooMany);
     }
-    Ok(keys)
+    // The outcome of a record stays as long as a request is about it, which would be pending without it.
+    let mut named: BTreeMap<TierPartition, BTreeSet<i64>> = BTreeMap::new();
+    for (partition, offsets) in kept.iter().flat_map(|request| request.partitions()) {
+        if !old.is_empty() {
+            named.entry(partition).or_default().extend(offsets);
+        }
+    }
+    let mut keys = BTreeSet::new();
+    for (partition, offsets) in old.iter().flat_map(|request| request.partitions()) {
+        let is_named = |offset| named.get(&partition).is_some_and(|named| named.contains(offset));
+        let known = offsets
+            .iter()
+            .filter(|offset| state.done(&partition, **offset).is_some());
+        let forgotten = known.filter(|offset| !is_named(*offset));
+        keys.extend(forgotten.map(|offset| partition.done_key(*offset)));
+    }
+    let requests = old.iter().map(|request| Request::record_key(&request.id));
+    Ok(requests.chain(keys).collect())
+}
+
+fn is_over_limit(kept: &[&Request]) -> bool {
+    let records: usize = kept.iter().map(|request| request.count()).sum();
+    let bytes: usize = kept.iter().map(|request| request.record.encoded_len()).sum();
+    records > MAX_TOTAL || bytes > MAX_BYTES
+}
+
+/// Whether a pipeline of a new request, which is one of those that are kept, has more than half of what the others leave. So none takes the room of all.
+fn exceeds_share(kept: &[&Request], new: &Request) -> bool {
+    let named: Vec<(TierPartition, &[i64])> = new.partitions().collect();
+    let pipelines: BTreeSet<&str> = named.iter().map(|(of, _)| pipeline_of(&of.topic)).collect();
+    pipelines.iter().any(|pipeline| {
+        let (mut own, mut others) = ((0, 0), (0, 0));
+        for request in kept {
+            let of_pipeline = request.record.partitions.iter();
+            let of_pipeline = of_pipeline.filter(|of| pipeline_of(&of.topic) == *pipeline);
+            let records: usize = of_pipeline.map(|of| of.offsets.len()).sum();
+            let bytes = request.record.encoded_len();
+            own.0 += records;
+            others.0 += request.count() - records;
+            *(if records > 0 { &mut own.1 } else { &mut others.1 }) += bytes;
+        }
+        own.0 > MAX_TOTAL.saturating_sub(others.0) / 2 || own.1 > MAX_BYTES.saturating_sub(others.1) / 2
+    })
+}
+
+/// The pipeline of a tier's topic.
+fn pipeline_of(topic: &str) -> &str {
+    parse_retry_topic(topic).map_or(topic, |(pipeline, _)| pipeline)
 }
 
 #[cfg(test)]
@@ -496,6 +526,59 @@ mod tests {
         // What is younger stays: its id would act again.
         let full = change(request("d", &many, later.after(KEPT)), other_topic());
         assert_eq!(add(&mut state, &full), Err(Refused::TooMany));
+    }
+
+    #[test]
+    fn outcome_stays_for_later_request() {
+        let mut state = WaitingActions::default();
+        add(&mut state, &change(request("a", &[1, 2], NOW), Passed::default())).unwrap();
+        let later = NOW.after(2 * KEPT);
+        add(&mut state, &change(request("b", &[2], later), Passed::default())).unwrap();
+        done(&mut state, 1, "a");
+        done(&mut state, 2, "a");
+        let missing = || Passed {
+            missing: BTreeSet::from(["p-retry-1m".to_owned()]),
+            ..Passed::default()
+        };
+        let removed = add(&mut state, &change(request("c", &[9], later), missing()));
+        let first = ["request/a".to_owned(), partition(7).done_key(1)];
+        assert_eq!(removed.unwrap(), first);
+        assert!(state.done(&partition(7), 2).is_some(), "the request b is gone");
+        let much_later = later.after(2 * KEPT);
+        let removed = add(&mut state, &change(request("d", &[9], much_later), missing()));
+        let second = [
+            "request/b".to_owned(),
+            "request/c".to_owned(),
+            partition(7).done_key(2),
+        ];
+        assert_eq!(removed.unwrap(), second);
+    }
+
+    #[test]
+    fn removed_request_makes_room_for_next() {
+        let mut state = WaitingActions::default();
+        add(&mut state, &change(request("a", &[1, 2], NOW), Passed::default())).unwrap();
+        add(&mut state, &change(request("b", &[2, 3], NOW), Passed::default())).unwrap();
+        state.apply(&written("request/a".to_owned(), None));
+        assert_eq!(pending(&state), [(2, "b".to_owned()), (3, "b".to_owned())]);
+    }
+
+    #[test]
+    fn pipeline_has_half_of_room() {
+        let of = |id: &str, topic: &str, offsets: std::ops::Range<i64>| {
+            let offsets: Vec<i64> = offsets.collect();
+            let mut request = request(id, &offsets, NOW);
+            topic.clone_into(&mut request.record.partitions[0].topic);
+            change(request, Passed::default())
+        };
+        let mut state = WaitingActions::default();
+        assert!(add(&mut state, &of("a", "p-retry-1m", 0..50_000)).is_ok());
+        let another = of("b", "p-retry-5m", 0..1);
+        assert_eq!(add(&mut state, &another), Err(Refused::TooMany));
+        let other = of("c", "q-retry-1m", 0..25_001);
+        assert_eq!(add(&mut state, &other), Err(Refused::TooMany));
+        assert!(add(&mut state, &of("d", "q-retry-1m", 0..25_000)).is_ok());
+        assert!(add(&mut state, &of("e", "r-retry-1m", 0..12_500)).is_ok());
     }
 
     #[test]

@@ -38,7 +38,7 @@ impl Api {
         viewer: &Viewer,
         request: &v1::GetJobOutcomesRequest,
     ) -> Result<v1::GetJobOutcomesResponse, Status> {
-        let id = parse(&request.id)?;
+        let id = job_of("id", &request.id)?;
         if !request.topic.is_empty() && !is_topic_name(&request.topic) {
             return Err(invalid(
                 "topic",
@@ -69,7 +69,7 @@ impl Api {
         id: &str,
         pipeline: &str,
     ) -> Result<Position, Status> {
-        let job = parse(id)?;
+        let job = job_of("id", id)?;
         for (number, known) in self.outcomes.pipelines() {
             let topic = known.dead_letter_topic();
             if !pipeline.is_empty() && *known.name != *pipeline || !viewer.sees(&topic) {
@@ -173,9 +173,9 @@ impl Api {
         let found = self.stored(position).await?.and_then(|record| {
             let (location, record) = located(pipeline, record)?;
             let copy = JobCopy::read(pipeline, location, &record)?;
-            (copy.id == id).then_some((location, record, copy.stage))
+            (copy.id == id).then_some((location, record, copy))
         });
-        let Some((location, record, stage)) = found else {
+        let Some((location, record, copy)) = found else {
             return Ok(Evidence::Nothing(format!(
                 "{position} is not in Kafka any more: retention has removed it, or its topic was created again"
             )));
@@ -212,6 +212,15 @@ impl Api {
             }
             Location::Scheduler if is_settled => State::Waiting,
             Location::Scheduler => return Ok(Evidence::Nothing(String::new())),
+            // An operator may have had it acted on, before its tier gets there.
+            Location::Topic(TopicRole::Tier(_)) if self.requests.is_some() && !is_settled => {
+                return Ok(Evidence::Nothing(String::new()));
+            }
+            Location::Topic(TopicRole::Tier(_)) if self.is_moved(position) => {
+                return Ok(Evidence::Nothing(format!(
+                    "{position} was retried, moved or edited by hand, and no later record of the job is known"
+                )));
+            }
             Location::Topic(role) => {
                 let progress = self.progress(pipeline, role, position).await?;
                 let is_paused = self.outcomes.is_paused(&pipeline.name);
@@ -229,14 +238,14 @@ impl Api {
         let has_failed = matches!(state, State::Waiting | State::Dead);
         let text = |text: Option<String>| text.filter(|_| has_failed).unwrap_or_default();
         let is_waiting = state == State::Waiting;
-        let due = (is_waiting && stage.due != 0).then(|| Timestamp::from_millis(stage.due));
+        let due = copy.due.filter(|_| is_waiting);
         let place = is_waiting.then(|| location.to_string());
         Ok(Evidence::Outcome(Box::new(v1::JobOutcome {
             pipeline: pipeline.name.to_string(),
             state: state.into(),
             reason,
             position: Some(position.into()),
-            attempts: stage.attempts.into(),
+            attempts: copy.stage.attempts.into(),
             due_at: due.and_then(time_of_record),
             place: place.unwrap_or_default(),
             error_class: text(facts.class),
@@ -245,6 +254,20 @@ impl Api {
             as_of: Some(to_timestamp(now)),
             discarded,
         })))
+    }
+
+    /// Whether an operator has had the record at a position written elsewhere.
+    fn is_moved(&self, position: &Position) -> bool {
+        let actions = self
+            .requests
+            .as_ref()
+            .and_then(|requests| requests.replica.state());
+        let id = self.outcomes.topic_id(&position.topic);
+        let ids = id
+            .map(|id| (position.topic.to_string(), id))
+            .into_iter()
+            .collect();
+        actions.is_some_and(|actions| actions.is_moved(position, &ids))
     }
 
     /// How far the group is that reads the topic of a copy. Only whether a worker is running matters.
@@ -338,9 +361,10 @@ fn check_mask(viewer: &Viewer, topic: &str) -> Result<(), Status> {
     }
 }
 
-fn parse(id: &str) -> Result<JobId, Status> {
+/// The id of a job in this field.
+pub(super) fn job_of(field: &str, id: &str) -> Result<JobId, Status> {
     id.parse()
-        .map_err(|error| invalid("id", format!("`{}` {error}", bounded(id)), "ID_INVALID", []))
+        .map_err(|error| invalid(field, format!("`{}` {error}", bounded(id)), "ID_INVALID", []))
 }
 
 fn failed(error: AskError) -> Status {

@@ -542,6 +542,7 @@ fn parse_filter(filter: v1::WaitingFilter, now: Timestamp) -> Result<Filter, Sta
         origin_partition: filter.origin_partition,
         origin_offset: filter.origin_offset,
         in_tiers: false,
+        job: None,
     })
 }
 
@@ -655,6 +656,7 @@ fn record_message(row: &Row, pipeline: &Pipeline) -> v1::WaitingRecord {
         key,
         key_truncated: key_truncated.unwrap_or(false),
         key_withheld: false,
+        job_id: row.job.map_or_else(String::new, |job| job.to_string()),
     }
 }
 

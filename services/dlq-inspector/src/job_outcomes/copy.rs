@@ -1,6 +1,6 @@
 //! What a record says about its job. No IO.
 
-use redeliver_core::headers::{JOB_ID, Origin, PROCESS_AFTER, ReservedHeaders};
+use redeliver_core::headers::{ERROR_TIMESTAMP, JOB_ID, Origin, PROCESS_AFTER, ReservedHeaders};
 use redeliver_core::pipeline::TopicRole;
 use redeliver_core::route::Arrival;
 use redeliver_core::{JobId, Pipeline, Record, Timestamp, redrive};
@@ -14,8 +14,9 @@ pub(crate) struct Stage {
     /// A result or a dead letter.
     pub(crate) is_end: bool,
     pub(crate) attempts: u16,
-    /// When its last wait ends or has ended, in milliseconds; 0 before the first one. Throttled attempts do not count, so only this tells their waits apart.
-    pub(crate) due: i64,
+    /// When its last attempt failed, in milliseconds; 0 before that. Throttled attempts do not count, so only this tells their waits apart. The due time
+    /// does not: a record that an operator has released or retried has an earlier one than its copy in the tier.
+    pub(crate) failed: i64,
     /// Within a wait.
     pub(crate) rank: u8,
 }
@@ -25,6 +26,8 @@ pub(crate) struct Stage {
 pub(crate) struct JobCopy {
     pub(crate) id: JobId,
     pub(crate) stage: Stage,
+    /// When its last wait ends or has ended.
+    pub(crate) due: Option<Timestamp>,
     /// Identifies where it entered the pipeline, nearly always.
     pub(crate) origin: u32,
 }
@@ -53,8 +56,10 @@ impl JobCopy {
             (reserved.origin().ok()?, reserved.retry_count().ok()?)
         };
         let is_new = Origin::of(record) == origin;
-        let due = record.headers.last(PROCESS_AFTER).filter(|_| !is_new);
-        let due = due.and_then(|due| std::str::from_utf8(due).ok()?.parse().ok());
+        let time = |name| -> Option<Timestamp> {
+            let text = record.headers.last(name).filter(|_| !is_new)?;
+            std::str::from_utf8(text).ok()?.parse().ok()
+        };
         let is_end = matches!(
             location,
             Location::Topic(TopicRole::Output | TopicRole::DeadLetter)
@@ -65,9 +70,10 @@ impl JobCopy {
                 redrives: u8::try_from(redrive::count(&record.headers)).unwrap_or(u8::MAX),
                 is_end,
                 attempts: u16::try_from(attempts).unwrap_or(u16::MAX),
-                due: due.map_or(0, Timestamp::as_millis),
+                failed: time(ERROR_TIMESTAMP).map_or(0, Timestamp::as_millis),
                 rank: location.rank(),
             },
+            due: time(PROCESS_AFTER),
             origin: hash(&origin),
         })
     }
@@ -81,8 +87,10 @@ fn hash(origin: &Origin) -> u32 {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use redeliver_core::HumanDuration;
-    use redeliver_core::headers::write_lineage;
+    use redeliver_core::headers::{set_process_after, write_lineage};
     use redeliver_core::redrive::REDRIVE_COUNT;
     use redeliver_testkit::record_at;
 
@@ -94,8 +102,8 @@ mod tests {
     const OUTPUT: Location = Location::Topic(TopicRole::Output);
     const DEAD: Location = Location::Topic(TopicRole::DeadLetter);
 
-    /// A copy of the job's record at `jobs/0/7`, with the second in which its wait ends.
-    fn record(topic: &str, attempts: Option<u32>, due: Option<i64>, redrives: u32) -> Record {
+    /// A copy of the job's record at `jobs/0/7`, with the second in which its last attempt failed.
+    fn record(topic: &str, attempts: Option<u32>, failed: Option<i64>, redrives: u32) -> Record {
         let mut record = record_at(topic, 0, 7);
         let id = JobId::new(Timestamp::from_millis(1), 0, 1);
         record.headers.push_text(JOB_ID, &id.to_string());
@@ -106,10 +114,17 @@ mod tests {
             let origin = Origin::of(&record_at("jobs", 0, 7));
             write_lineage(&mut record.headers, "jobs", &origin, attempts);
         }
-        if let Some(due) = due {
-            let due = Timestamp::from_millis(due * 1_000);
-            record.headers.push_text(PROCESS_AFTER, &due.to_string());
+        if let Some(failed) = failed {
+            let failed = Timestamp::from_millis(failed * 1_000);
+            record.headers.push_text(ERROR_TIMESTAMP, &failed.to_string());
+            set_process_after(&mut record.headers, failed.after(Duration::from_secs(60)));
         }
+        record
+    }
+
+    /// The same, released by an operator before it was due.
+    fn released(mut record: Record) -> Record {
+        set_process_after(&mut record.headers, Timestamp::from_millis(2_000));
         record
     }
 
@@ -120,11 +135,11 @@ mod tests {
             (SOURCE, record("jobs", None, None, 0)),
             // Throttled twice, and failed once.
             (TIER, record("jobs-retry-5s", Some(0), Some(10), 0)),
-            (DUE, record("jobs-retry-due", Some(0), Some(10), 0)),
+            (DUE, released(record("jobs-retry-due", Some(0), Some(10), 0))),
             (TIER, record("jobs-retry-5s", Some(0), Some(20), 0)),
             (DUE, record("jobs-retry-due", Some(0), Some(20), 0)),
             (TIER, record("jobs-retry-5s", Some(1), Some(30), 0)),
-            (DUE, record("jobs-retry-due", Some(1), Some(30), 0)),
+            (DUE, released(record("jobs-retry-due", Some(1), Some(30), 0))),
             (DEAD, record("jobs-dlq", Some(2), None, 0)),
             (DUE, record("jobs-retry-due", Some(0), None, 1)),
             (TIER, record("jobs-retry-5s", Some(1), Some(50), 1)),

@@ -21,7 +21,7 @@ pub(crate) struct Entry {
     pub(crate) topic: u16,
     /// Copies with different origins name this job: somebody has copied its record. A redrive to the source begins anew.
     pub(crate) is_ambiguous: bool,
-    due: i64,
+    failed: i64,
     origin: u32,
     attempts: u16,
     redrives: u8,
@@ -62,7 +62,7 @@ impl Table {
             redrives,
             is_end,
             attempts,
-            due,
+            failed,
             rank,
         } = copy.stage;
         let added = Entry {
@@ -70,7 +70,7 @@ impl Table {
             partition,
             topic,
             is_ambiguous: false,
-            due,
+            failed,
             origin: copy.origin,
             attempts,
             redrives,
@@ -100,7 +100,7 @@ impl Entry {
             redrives: self.redrives,
             is_end: self.is_end,
             attempts: self.attempts,
-            due: self.due,
+            failed: self.failed,
             rank: self.rank,
         }
     }
@@ -127,9 +127,10 @@ mod tests {
                 redrives: 0,
                 is_end: false,
                 attempts,
-                due: 0,
+                failed: 0,
                 rank: 0,
             },
+            due: None,
             origin,
         }
     }

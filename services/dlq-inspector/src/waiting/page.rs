@@ -4,7 +4,7 @@ use std::cmp::Ordering;
 use std::collections::BinaryHeap;
 
 use bytes::Bytes;
-use redeliver_core::{Position, Timestamp};
+use redeliver_core::{JobId, Position, Timestamp};
 
 use super::Place;
 use super::facts::Facts;
@@ -58,6 +58,8 @@ pub(crate) struct Row {
     pub(crate) pipeline: usize,
     pub(crate) place: Place,
     pub(crate) position: Position,
+    /// Its job, if it waits with the scheduler.
+    pub(crate) job: Option<JobId>,
     pub(crate) facts: Facts,
     /// See [`Order::rank`].
     pub(crate) rank: i64,
@@ -159,6 +161,7 @@ mod tests {
                 partition: 0,
                 offset: i64::try_from(offset).unwrap(),
             },
+            job: None,
             rank: Order::Due.rank(&facts),
             facts,
             details: Details::default(),

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, HashMap};
 
 use bytes::Bytes;
-use redeliver_core::{JobId, Record, Timestamp};
+use redeliver_core::{JobId, Position, Record, Timestamp};
 
 use super::Place;
 use super::counts::Counts;
@@ -27,6 +27,8 @@ pub(crate) struct Filter {
     pub(crate) origin_offset: Option<i64>,
     /// Only what waits in a tier.
     pub(crate) in_tiers: bool,
+    /// Only what waits with the scheduler as this job.
+    pub(crate) job: Option<JobId>,
 }
 
 impl Filter {
@@ -138,7 +140,10 @@ impl Tally {
     /// Adds a record that waits.
     pub(crate) fn add(&mut self, pipeline: usize, place: Place, record: &Record, mask: &Mask<'_>) {
         let visible = Visible::of(record, mask);
-        if let Some(row) = self.row(pipeline, place, record, &visible) {
+        let job = (place == Place::Scheduler)
+            .then(|| job_of_command(record))
+            .flatten();
+        if let Some(row) = self.row(pipeline, place, job, record, &visible) {
             let shows_key = self.keys.get(pipeline).is_some_and(|shows| *shows);
             let details = || Details {
                 message: visible.message(),
@@ -155,7 +160,13 @@ impl Tally {
     /// Adds the state of a job: a record that waits with the scheduler, or `None`. The newest state of a job counts.
     pub(crate) fn add_state(&mut self, job: JobId, waiting: Option<(usize, &Record, &Mask<'_>)>) {
         let row = waiting.and_then(|(pipeline, record, mask)| {
-            self.row(pipeline, Place::Scheduler, record, &Visible::of(record, mask))
+            self.row(
+                pipeline,
+                Place::Scheduler,
+                Some(job),
+                record,
+                &Visible::of(record, mask),
+            )
         });
         match row {
             None => drop(self.scheduled.remove(&job)),
@@ -166,12 +177,23 @@ impl Tally {
         }
     }
 
-    fn row(&self, pipeline: usize, place: Place, record: &Record, visible: &Visible<'_>) -> Option<Row> {
+    fn row(
+        &self,
+        pipeline: usize,
+        place: Place,
+        job: Option<JobId>,
+        record: &Record,
+        visible: &Visible<'_>,
+    ) -> Option<Row> {
+        if self.filter.job.is_some() && self.filter.job != job {
+            return None;
+        }
         let facts = visible.facts(record, true, self.now);
         self.filter.matches(&facts).then(|| Row {
             pipeline,
             place,
             position: record.position.clone(),
+            job,
             rank: self.order.rank(&facts),
             facts,
             details: Details::default(),
@@ -198,6 +220,14 @@ impl Tally {
             is_truncated: self.is_truncated,
         }
     }
+}
+
+/// The job that the scheduler will make of the record in this command: its id is that of the command.
+fn job_of_command(record: &Record) -> Option<JobId> {
+    let Position {
+        partition, offset, ..
+    } = record.position;
+    Some(JobId::new(record.timestamp?, partition, offset))
 }
 
 #[cfg(test)]
@@ -415,6 +445,29 @@ mod tests {
         let found = tally.finish();
         assert_eq!((offsets(&found), found.is_truncated), (vec![4], true));
         assert_eq!(found.counts[&(0, Place::Scheduler)].records, 1);
+        assert_eq!(found.rows[0].job, Some(id(2)));
+    }
+
+    #[test]
+    fn long_wait_is_found_by_job() {
+        let mask = Mask::default();
+        let job = JobId::new(NOW, 0, 2);
+        let filter = Filter {
+            job: Some(job),
+            ..Filter::default()
+        };
+        let mut tally = Tally::new(filter, rows(), NOW);
+        for offset in 0..4 {
+            tally.add(0, TIER, &waiting(offset, 1, "a", 2_000_000), &mask);
+        }
+        // The command of the job is not decided yet.
+        tally.add(0, Place::Scheduler, &waiting(2, 1, "a", 2_000_000), &mask);
+        tally.add_state(
+            JobId::new(NOW, 0, 9),
+            Some((0, &waiting(3, 1, "a", 2_000_000), &mask)),
+        );
+        let found = tally.finish();
+        assert_eq!((offsets(&found), found.rows[0].job), (vec![2], Some(job)));
     }
 
     #[test]

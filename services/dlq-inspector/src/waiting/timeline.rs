@@ -115,9 +115,9 @@ impl Location {
 }
 
 impl RecordCopy {
-    /// Whether both are the same wait: the scheduler has a command and a job of each.
+    /// Whether both are the same wait: the scheduler has a command and a job of each, and another job with an earlier due time if an operator has retried it.
     fn is_same_wait(&self, other: &Self) -> bool {
-        let wait = |copy: &Self| (copy.facts.redrives, copy.facts.attempts, copy.facts.due);
+        let wait = |copy: &Self| (copy.facts.redrives, copy.facts.attempts, copy.facts.failed_at);
         self.location == Location::Scheduler
             && other.location == Location::Scheduler
             && wait(self) == wait(other)
@@ -637,9 +637,9 @@ mod tests {
     #[test]
     fn scheduler_wait_is_one_step() {
         let command = copy(Location::Scheduler, 1, 10);
-        let mut job = unread(copy(Location::Scheduler, 1, 12));
-        job.facts.due = command.facts.due;
-        let timeline = of(vec![job, command]);
+        let job = copy(Location::Scheduler, 1, 12);
+        let retried = unread(copy(Location::Scheduler, 1, 14));
+        let timeline = of(vec![retried, job, command]);
         assert_eq!(events(&timeline), [Event::Entered, Event::Waits]);
         assert_eq!(timeline.outcome, Outcome::Waits);
         assert_eq!(timeline.steps[1].copy.position.offset, 10);

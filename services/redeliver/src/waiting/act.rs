@@ -1,19 +1,19 @@
-//! `redeliver waiting show`, `retry`, `dead`, `edit` and `actions`: single records that wait in tiers.
+//! `redeliver waiting show`, `retry`, `dead`, `edit` and `actions`: single records that wait. See `long` for actions on those of the scheduler.
 
 use std::process::ExitCode;
 use std::time::Duration;
 
 use clap::Args;
-use redeliver_client::WaitingClient;
 use redeliver_client::messages::{
     ActOnWaitingRecordsRequest, Position, WaitingActed, WaitingAction, WaitingActionState, WaitingActions,
 };
+use redeliver_client::{JobId, WaitingClient};
 use redeliver_core::HumanDuration;
 use redeliver_dlq_inspector::id::parse_id;
 use serde_json::json;
 
 use super::FilterArgs;
-use crate::connection::CliError;
+use crate::connection::{CONNECTION, CliError};
 use crate::dlq::{ContentArgs, EXIT_INCOMPLETE, InspectorArgs, as_json, as_text, seen};
 use crate::output::{
     Column, Format, Json, OutputArgs, Text as _, object, print_item, print_items, print_json,
@@ -21,16 +21,43 @@ use crate::output::{
 
 const POLL_INTERVAL: Duration = Duration::from_millis(300);
 
+/// How a command names a record.
+#[derive(Clone, Debug)]
+pub(super) enum Id {
+    /// By its position in the topic of a tier.
+    Position(Position),
+    /// By its job in the scheduler.
+    Job(JobId),
+}
+
+fn id(text: &str) -> Result<Id, String> {
+    match text.parse() {
+        Ok(job) => Ok(Id::Job(job)),
+        Err(_) => position(text).map(Id::Position),
+    }
+}
+
 fn position(text: &str) -> Result<Position, String> {
     let position = parse_id(text).map_err(|error| error.to_string())?;
     Ok((&position).into())
 }
 
+/// A record to edit.
+fn editable(text: &str) -> Result<Position, String> {
+    match id(text)? {
+        Id::Position(position) => Ok(position),
+        Id::Job(_) => Err(
+            "the scheduler does not edit; move the record to the dead letters (waiting dead), and edit it there (dlq edit)"
+                .to_owned(),
+        ),
+    }
+}
+
 #[derive(Args)]
 pub(super) struct ShowArgs {
-    /// Position in the topic of a tier: topic/partition/offset
-    #[arg(value_name = "ID", value_parser = position)]
-    id: Position,
+    /// Position in the topic of a tier, topic/partition/offset, or job id of a record in the scheduler
+    #[arg(value_name = "ID", value_parser = id)]
+    id: Id,
     /// Why the payload is read, for the audit log
     #[arg(long, value_name = "TEXT")]
     pub(super) reason: Option<String>,
@@ -42,28 +69,31 @@ pub(super) struct ShowArgs {
 
 #[derive(Args)]
 pub(super) struct ActArgs {
-    /// Positions in topics of tiers: topic/partition/offset
-    #[arg(value_name = "ID", value_parser = position)]
-    ids: Vec<Position>,
+    /// Positions in topics of tiers, topic/partition/offset, or job ids of records in the scheduler
+    #[arg(value_name = "ID", value_parser = id)]
+    pub(super) ids: Vec<Id>,
     #[command(flatten)]
-    filter: FilterArgs,
-    /// Instead of IDs: act on the records in tiers that match the other options now; needs --yes, or only counts them
+    pub(super) filter: FilterArgs,
+    /// Instead of IDs: act on the records in tiers (or --place scheduler) that match the other options now; needs --yes, or only counts them
     #[arg(long, conflicts_with = "ids", required_unless_present = "ids")]
-    matching: bool,
+    pub(super) matching: bool,
     /// With --matching: at most this many, those that are due first
     #[arg(long, value_name = "N", default_value_t = 10_000, value_parser = clap::value_parser!(u32).range(1..=10_000))]
-    limit: u32,
+    pub(super) limit: u32,
     /// With --matching: do it
     #[arg(long)]
-    yes: bool,
+    pub(super) yes: bool,
+    /// URL of the scheduler, for its records; overrides REDELIVER_SCHEDULER (default: scheduler.listen)
+    #[arg(long, value_name = "URL", env = "REDELIVER_SCHEDULER", hide_env = true, help_heading = CONNECTION)]
+    pub(super) scheduler: Option<String>,
     #[command(flatten)]
-    run: RunArgs,
+    pub(super) run: RunArgs,
 }
 
 #[derive(Args)]
 pub(super) struct EditArgs {
     /// Position in the topic of a tier: topic/partition/offset
-    #[arg(value_name = "ID", value_parser = position)]
+    #[arg(value_name = "ID", value_parser = editable)]
     id: Position,
     #[command(flatten)]
     contents: ContentArgs,
@@ -72,10 +102,10 @@ pub(super) struct EditArgs {
 }
 
 #[derive(Args)]
-struct RunArgs {
+pub(super) struct RunArgs {
     /// Reason for the audit log and the dead letter, at most 1000 bytes
     #[arg(long, value_name = "TEXT", default_value = "", hide_default_value = true)]
-    reason: String,
+    pub(super) reason: String,
     /// Idempotency key: 1 to 100 letters, digits, - and _; a repeated command with the same text acts once
     #[arg(long, value_name = "TEXT", default_value = "", hide_default_value = true)]
     request_id: String,
@@ -83,12 +113,18 @@ struct RunArgs {
     #[arg(long, value_name = "DURATION", default_value = "10s")]
     wait: HumanDuration,
     #[command(flatten)]
-    output: OutputArgs,
+    pub(super) output: OutputArgs,
     #[command(flatten)]
-    inspector: InspectorArgs,
+    pub(super) inspector: InspectorArgs,
 }
 
 impl ActArgs {
+    /// Whether it is about records of the scheduler.
+    pub(super) fn is_about_scheduler(&self) -> bool {
+        let is_job = |id: &Id| matches!(id, Id::Job(_));
+        self.ids.iter().any(is_job) || (self.matching && self.filter.place == "scheduler")
+    }
+
     pub(super) fn inspector(&self) -> &InspectorArgs {
         &self.run.inspector
     }
@@ -112,7 +148,10 @@ pub(super) struct ActionsArgs {
 }
 
 pub(super) async fn show(client: &WaitingClient, args: &ShowArgs) -> Result<ExitCode, CliError> {
-    let found = client.record(args.id.clone()).await?;
+    let found = match &args.id {
+        Id::Position(position) => client.record(position.clone()).await?,
+        Id::Job(job) => client.long_wait(*job).await?,
+    };
     let (record, contents) = (
         found.record.unwrap_or_default(),
         found.contents.unwrap_or_default(),
@@ -127,8 +166,13 @@ pub(super) async fn act(
     args: &ActArgs,
     action: WaitingAction,
 ) -> Result<ExitCode, CliError> {
+    let positions = args.ids.iter().filter_map(|id| match id {
+        Id::Position(position) => Some(position.clone()),
+        // See `is_about_scheduler`.
+        Id::Job(_) => None,
+    });
     let request = ActOnWaitingRecordsRequest {
-        positions: args.ids.clone(),
+        positions: positions.collect(),
         filter: args.filter.filter().filter(|_| args.matching),
         max_records: args.limit,
         action: action.into(),

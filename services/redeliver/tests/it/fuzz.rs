@@ -167,7 +167,7 @@ fn check_request(rules: &Rules, content_type: &str, input: &[u8]) {
             );
         }
         Ok(Command::Reschedule { due, .. }) => assert!(due <= latest, "{due}"),
-        Ok(Command::Cancel(_)) => {}
+        Ok(Command::Cancel(_) | Command::ActOnWait(_)) => {}
         Ok(Command::ChangeSchedule(change)) => {
             if let Action::Create(definition) = change.action {
                 let next = definition.recurrence.next(NOW);
@@ -224,11 +224,18 @@ fn protobuf_requests() -> Vec<Vec<u8>> {
         id: id().to_string(),
         ..v1::CancelJob::default()
     };
+    let act = v1::ActOnLongWait {
+        id: id().to_string(),
+        action: v1::LongWaitAction::Dead.into(),
+        by: "token:ann".to_owned(),
+        reason: "INC-17".to_owned(),
+    };
     let commands = [
         v1::job_command::Command::Schedule(spec),
         v1::job_command::Command::LongWait(wait),
         v1::job_command::Command::Cancel(cancel),
         v1::job_command::Command::ChangeSchedule(create_schedule()),
+        v1::job_command::Command::ActOnLongWait(act),
     ];
     commands
         .map(|command| {

@@ -4,11 +4,12 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use redeliver_core::headers::PROCESS_AFTER;
+use redeliver_core::headers::{ERROR_MESSAGE, PROCESS_AFTER};
 use redeliver_core::{Clock, Record, SchedulerTopics, SystemClock, Timestamp};
 use redeliver_proto::long_wait;
-use redeliver_testkit::{Fate, Reply, Request, Trouble, eventually};
+use redeliver_testkit::{Fate, Reply, Request, ServiceProcess, Trouble, eventually};
 
+use crate::services::Services;
 use crate::support::{DEADLINE, Draft, Pipe, PipeBuilder, Sent, origin, records, text};
 
 /// Requests a wait of this many seconds on the first call, then succeeds.
@@ -145,4 +146,121 @@ fn killed_scheduler_returns_each_record_once() {
     assert!(held(&pipe).is_empty());
     let long_waits = enricher.metric("redeliver_worker_long_waits_total");
     assert_eq!(long_waits, sent.len() as u64);
+}
+
+/// The scheduler is killed as soon as a command to act on this record is written; the next one decides it, if the killed one did not. A repetition changes
+/// nothing.
+#[track_caller]
+fn act_while_killed(services: &Services, scheduler: &mut ServiceProcess, verb: &str, job: &str) {
+    let act = || {
+        let arguments = ["waiting", verb, job, "--reason", "INC-17", "-o", "json"];
+        services.pipe.redeliver(&arguments)
+    };
+    let ingest = [jobs(&services.pipe).ingest.clone()];
+    let before = services.pipe.read(&ingest).len();
+    std::thread::scope(|scope| {
+        // Its connection ends, so what it is told does not matter.
+        let asked = scope.spawn(act);
+        eventually("the command is written", DEADLINE, || {
+            let is_written = services.pipe.read(&ingest).len() > before;
+            is_written.then_some(()).ok_or("it is not")
+        });
+        scheduler.kill_9();
+        asked.join().unwrap();
+    });
+    *scheduler = services.pipe.scheduler("a");
+    eventually("the action is repeated", DEADLINE, || {
+        let again = act();
+        // If the killed scheduler has not decided, the command comes before this one: then the record is due, or has left.
+        matches!(again.code, Some(0 | 3))
+            .then_some(())
+            .ok_or(format!("{again:?}"))
+    });
+}
+
+#[test]
+fn operator_acts_on_each_wait_once() {
+    let services = Services::new("long-wait-acts");
+    let mut scheduler = services.pipe.scheduler("a");
+    let _inspector = services.inspect();
+    let enricher = services.pipe.enricher("a");
+    let bodies: Vec<String> = (0..7).map(|number| format!("later-{number}")).collect();
+    let drafts = bodies
+        .iter()
+        .map(|body| Draft::new(format!("key-{body}"), body.clone()));
+    let sent = services.pipe.produce(drafts.collect());
+    let listed = |more: &[&str]| services.json(&[&["waiting", "ls", "--place", "scheduler"], more].concat());
+    eventually("all records wait with the scheduler", DEADLINE, || {
+        match held(&services.pipe).len() {
+            7 => Ok(()),
+            count => Err(count),
+        }
+    });
+    // What comes back stays where it is.
+    drop(enricher);
+    let job = |number: usize| {
+        let found = listed(&["--origin", &sent[number].position.to_string()]);
+        assert_eq!(found["matching"], 1, "{found}");
+        found["records"][0]["job_id"].as_str().unwrap().to_owned()
+    };
+    let ids: Vec<String> = (0..7).map(job).collect();
+
+    let shown = services.json(&["waiting", "show", &ids[0]]);
+    assert_eq!(shown["record"]["job_id"], ids[0].as_str(), "{shown}");
+    let refused = services.fails(2, &["waiting", "edit", &ids[0], "--header", "a=b"]);
+    assert!(refused.stderr.contains("does not edit"), "{refused:?}");
+    let not_there = services.fails(1, &["waiting", "show", "01M7Z0Q7XE000G000000000000"]);
+    assert!(not_there.stderr.contains("no record waits"), "{not_there:?}");
+
+    let retried = services.json(&["waiting", "retry", &ids[0]]);
+    assert_eq!(retried["acted"][0]["state"], "retried", "{retried}");
+    act_while_killed(&services, &mut scheduler, "retry", &ids[1]);
+    let dead = services.json(&["waiting", "dead", &ids[2], "--reason", "INC-17"]);
+    assert_eq!(dead["acted"][0]["state"], "dead", "{dead}");
+    act_while_killed(&services, &mut scheduler, "dead", &ids[3]);
+    let late = services.fails(3, &["waiting", "retry", &ids[2], &ids[3], "-o", "json"]);
+    assert_eq!(late.stdout.matches("gone").count(), 2, "{late:?}");
+
+    // The filter finds the others, and counts them first.
+    let filter = ["waiting", "dead", "--matching", "--place", "scheduler"];
+    let counted = services.pipe.redeliver(&filter);
+    assert!(
+        counted.stderr.contains("3 of 3 records that match"),
+        "{counted:?}"
+    );
+    let one = services.json(&[&filter[..], &["--limit", "1", "--yes"]].concat());
+    assert_eq!(one["acted"].as_array().unwrap().len(), 1, "{one}");
+    let rest = services.json(&[&filter[..], &["--yes"]].concat());
+    assert_eq!(rest["acted"].as_array().unwrap().len(), 2, "{rest}");
+
+    let values = |topic: Arc<str>| -> Vec<String> {
+        let records = services.pipe.read(&[topic]).into_iter();
+        let mut values: Vec<String> = records
+            .map(|record| String::from_utf8(record.value.unwrap().to_vec()).unwrap())
+            .collect();
+        values.sort();
+        values
+    };
+    let pipeline = &services.pipe.pipeline;
+    let returned = eventually("both have come back", DEADLINE, || {
+        let returned = values(pipeline.return_topic());
+        match returned.len() {
+            0..2 => Err(format!("{returned:?}")),
+            _ => Ok(returned),
+        }
+    });
+    assert_eq!(returned, bodies[..2]);
+    assert_eq!(values(pipeline.dead_letter_topic()), bodies[2..]);
+    assert!(held(&services.pipe).is_empty());
+    let letters = services.pipe.read(&[pipeline.dead_letter_topic()]);
+    let message = |record: &Record| text(record, ERROR_MESSAGE).unwrap().unwrap();
+    let by_operator = letters
+        .iter()
+        .filter(|letter| message(letter).contains("has given up its retries (INC-17)"));
+    assert_eq!(by_operator.count(), 2);
+    let late = services.pipe.read(&[pipeline.return_topic()]);
+    for record in &late {
+        let due: Timestamp = text(record, PROCESS_AFTER).unwrap().unwrap().parse().unwrap();
+        assert!(record.timestamp >= Some(due), "its reader refuses it: {record:?}");
+    }
 }

@@ -7,9 +7,7 @@ use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
 
 use redeliver_core::content::{ContentHash, content_hash};
-use redeliver_core::failure::{ErrorClass, MESSAGE_LIMIT, bounded_text};
-use redeliver_core::headers::{self, RecordedFailure};
-use redeliver_core::{Failure, Output, Position, Record, Timestamp, mutant, route};
+use redeliver_core::{Failure, Output, Position, Record, Timestamp, headers, mutant, route};
 use redeliver_kafka::lookup::Found;
 use redeliver_kafka::{AssignmentId, Delivered, FollowUp, TopicId, TransactionBatch};
 use redeliver_service::audit::{self, AuditEntry, AuditLog, MAX_IDS};
@@ -734,7 +732,7 @@ fn written(topic: &TierTopic, request: &Request, waiting: &Waiting, now: Timesta
     match (request.action(), request.edit()) {
         (Action::Edit, Some(edit)) => (State::Edited, forward(edit.apply(&record), topic.name.clone())),
         (Action::Dead, _) => {
-            let failure = buried(request, waiting);
+            let failure = route::given_up(&record.headers, request.by(), request.reason());
             (
                 State::Dead,
                 route::reject(&topic.served.pipeline, &record, &failure, now),
@@ -748,23 +746,6 @@ fn written(topic: &TierTopic, request: &Request, waiting: &Waiting, now: Timesta
             (State::Retried, forward(record, waiting.return_topic.clone()))
         }
     }
-}
-
-/// Why an operator's dead letter is one: its last failure, and who wanted it.
-fn buried(request: &Request, waiting: &Waiting) -> Failure {
-    let last = RecordedFailure::read(&waiting.record.headers);
-    let (code, message) = last.map_or_else(Default::default, |last| (last.code, last.message));
-    let code = if code.is_empty() {
-        "operator.dead".to_owned()
-    } else {
-        code
-    };
-    let reason = match request.reason() {
-        "" => String::new(),
-        reason => format!(" ({reason})"),
-    };
-    let message = format!("{} has given up its retries{reason}: {message}", request.by());
-    Failure::new(ErrorClass::Exhausted, code, bounded_text(&message, MESSAGE_LIMIT))
 }
 
 /// The records of outcomes, and the entries of the audit log about them.

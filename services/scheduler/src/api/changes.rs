@@ -1,4 +1,4 @@
-//! Records who changes recurring schedules and jobs, and why, before the command is written: if the entry cannot be written, nothing is
+//! Records who changes recurring schedules, jobs and long waits, and why, before the command is written: if the entry cannot be written, nothing is
 //! changed.
 //!
 //! Whether a command takes effect is decided by its shard, later. An entry that another one about a refusal follows had no effect.
@@ -17,7 +17,7 @@ use tokio::sync::{mpsc, oneshot};
 
 use super::error::RequestError;
 use super::schedules::view::ScheduleView;
-use crate::request::{JobRef, When};
+use crate::request::{JobRef, WaitAction, WaitChange, When};
 
 /// The maximum number of entries that wait to be written. Further callers wait for room.
 pub(super) const ENTRIES: usize = 1_000;
@@ -119,6 +119,24 @@ impl ChangeLog {
             .await
     }
 
+    /// Records what is done with a long wait.
+    pub(super) async fn record_wait(
+        &self,
+        caller: &Identity,
+        change: &WaitChange,
+    ) -> Result<(), RequestError> {
+        let entry = of_wait(caller, change, String::new(), &change.reason);
+        self.record(AuditEntry { count: 1, ..entry }).await
+    }
+
+    /// Records that it was refused, after it was recorded.
+    pub(super) async fn record_wait_refusal(&self, caller: &Identity, change: &WaitChange, refusal: &str) {
+        let refused = of_wait(caller, change, format!("refused: {refusal}"), "");
+        if self.record(refused).await.is_err() {
+            tracing::warn!(job = %change.job, refusal, "cannot record in the audit topic that the change was refused");
+        }
+    }
+
     async fn record_job(
         &self,
         caller: &Identity,
@@ -156,6 +174,14 @@ fn entry(caller: &Identity, action: Recorded, target: &str, details: String, rea
         reason: reason.to_owned(),
         ..AuditEntry::new(caller.name().clone(), action)
     }
+}
+
+fn of_wait(caller: &Identity, change: &WaitChange, details: String, reason: &str) -> AuditEntry {
+    let action = match change.action {
+        WaitAction::Retry => Recorded::RetryWaiting,
+        WaitAction::Dead => Recorded::BuryWaiting,
+    };
+    entry(caller, action, &change.job.to_string(), details, reason)
 }
 
 /// What is recorded of a change, without keys, data and the values of headers.
@@ -244,7 +270,8 @@ fn combined(pending: impl Iterator<Item = PendingEntry>) -> Vec<Combined> {
 }
 
 fn is_combinable(a: &AuditEntry, b: &AuditEntry) -> bool {
-    matches!(a.action, Recorded::CancelJobs | Recorded::RescheduleJobs)
+    use Recorded::{BuryWaiting, CancelJobs, RescheduleJobs, RetryWaiting};
+    matches!(a.action, CancelJobs | RescheduleJobs | RetryWaiting | BuryWaiting)
         && (&a.by, a.action, &a.details, &a.reason) == (&b.by, b.action, &b.details, &b.reason)
 }
 

@@ -183,6 +183,22 @@ impl<I: Index> JobService for Service<I> {
         Ok(Response::new(v1::RescheduleJobResponse { outcome, job }))
     }
 
+    async fn act_on_long_wait(
+        &self,
+        request: Request<v1::ActOnLongWaitRequest>,
+    ) -> Result<Response<v1::ActOnLongWaitResponse>, Status> {
+        let (caller, asked) = (caller(&request)?, asked(request.metadata())?);
+        let v1::ActOnLongWaitRequest { id, action } = request.into_inner();
+        let act = v1::ActOnLongWait {
+            id,
+            action,
+            ..v1::ActOnLongWait::default()
+        };
+        let acted = self.0.act_on_wait(&caller, act, Format::Protobuf, asked).await;
+        let v1::CommandOutcome { outcome, job, .. } = acted.map_err(RequestError::into_status)?;
+        Ok(Response::new(v1::ActOnLongWaitResponse { outcome, job }))
+    }
+
     async fn list_jobs(
         &self,
         request: Request<v1::ListJobsRequest>,

@@ -14,10 +14,11 @@
 //! | get | `jobs:read` for the application of the job |
 //! | cancel, reschedule | `jobs:write` for the application of the job, which the request names or which is looked up |
 //! | list of applications | `jobs:read` for some application; the list contains those for which the caller has it |
+//! | act on a long wait | `dead-letters:operate` for the dead-letter topic of its pipeline, which is looked up |
 //! | list, stats | `jobs:read` for the application of the request, or for all applications if it names none |
 //!
-//! A job of an application that the caller may neither read nor write is unknown to the caller: it is looked up as often as
-//! one that does not exist. So neither an answer nor the time that it takes tells which ids exist.
+//! A job of an application that the caller may neither read nor write is unknown to the caller, and so is a long wait whose dead letters the caller may not
+//! operate on: it is looked up as often as one that does not exist. So neither an answer nor the time that it takes tells which ids exist.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -26,7 +27,7 @@ use std::time::Duration;
 use futures::future::join_all;
 use futures::{StreamExt as _, TryStreamExt as _, stream};
 use redeliver_core::headers::{TRACEPARENT, TRACESTATE};
-use redeliver_core::{Clock, Headers, Output, Position, Timestamp};
+use redeliver_core::{Clock, Headers, Output, Pipeline, Position, Timestamp};
 use redeliver_kafka::TopicWatch;
 use redeliver_kafka::murmur2::shard_of;
 use redeliver_kafka::producer::Producer;
@@ -36,7 +37,7 @@ use redeliver_proto::{Message as _, v1};
 use redeliver_runtime::config::{Area, Verb};
 use redeliver_runtime::error_chain::error_chain;
 use redeliver_service::control::Controls;
-use redeliver_service::identity::{Authenticator, Identity};
+use redeliver_service::identity::{Authenticator, Identity, Refusal};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
@@ -274,6 +275,60 @@ impl<I: Index> Jobs<I> {
         self.command(&job, message, asked.trace).await
     }
 
+    /// Acts on a long wait. The outcome says if it was too late.
+    pub(crate) async fn act_on_wait(
+        &self,
+        caller: &Identity,
+        mut act: v1::ActOnLongWait,
+        format: Format,
+        asked: Asked,
+    ) -> Result<v1::CommandOutcome, RequestError> {
+        caller
+            .require_some(Area::DeadLetters, Verb::Operate)
+            .map_err(|refusal| self.refused(refusal, "act_on_long_wait"))?;
+        (act.by, act.reason) = (caller.name().to_string(), asked.reason);
+        let message = Message::ActOnLongWait(act);
+        let Command::ActOnWait(change) = self.check(&message, format)? else {
+            return Ok(unknown_job());
+        };
+        match self.find_wait(caller, change.job).await {
+            Ok(_) => {}
+            Err(RequestError::UnknownJob(_)) => return Ok(unknown_job()),
+            Err(error) => return Err(error),
+        }
+        self.changes.record_wait(caller, &change).await?;
+        let outcome = self.command(&JobRef::Id(change.job), message, asked.trace).await;
+        let refusal = match &outcome {
+            Ok(outcome) if matches!(outcome.outcome(), v1::Outcome::Rescheduled | v1::Outcome::Dead) => None,
+            Ok(outcome) => Some(outcome.outcome().as_str_name().to_owned()),
+            Err(RequestError::Rejected(reason)) => Some(reason.clone()),
+            // It takes effect later, or may do so.
+            Err(_) => None,
+        };
+        if let Some(refusal) = refusal {
+            self.changes.record_wait_refusal(caller, &change, &refusal).await;
+        }
+        outcome
+    }
+
+    /// A long wait whose dead letters the caller may operate on.
+    async fn find_wait(&self, caller: &Identity, id: JobId) -> Result<v1::Job, RequestError> {
+        let may_act = |job: &v1::Job| {
+            let topic = Pipeline::new(&*job.app).dead_letter_topic();
+            caller.may(Area::DeadLetters, Verb::Operate, Some(&topic))
+        };
+        let found = self.find_visible(id, Kind::LongWait, may_act).await;
+        found.map_err(|(error, hidden)| {
+            if let Some(job) = hidden {
+                let topic = Pipeline::new(&*job.app).dead_letter_topic();
+                let (area, verb) = (Area::DeadLetters, Verb::Operate);
+                // Only operators learn that this was a refusal.
+                drop(self.require_in(area, caller, verb, Some(&topic), "act_on_long_wait"));
+            }
+            error
+        })
+    }
+
     /// A job with its payload.
     pub(crate) async fn get(&self, caller: &Identity, id: JobId) -> Result<v1::Job, RequestError> {
         self.require_some(caller, Verb::Read, "get")?;
@@ -290,21 +345,8 @@ impl<I: Index> Jobs<I> {
         id: JobId,
         operation: &str,
     ) -> Result<v1::Job, RequestError> {
-        if !self.has_shard(id) {
-            return Err(RequestError::UnknownJob(Some(id)));
-        }
-        let now = self.clock.now();
-        let requested = id.requested_at();
-        let is_recent = requested.after(RECENT) > now && now.after(RECENT) > requested;
-        let unknown = || RequestError::UnknownJob(Some(id));
         let is_known = |job: &v1::Job| is_visible(caller, &job.app);
-        let state_end = self.partition_end(id.shard());
-        let wait = KafkaWait::new();
-        let completeness = Completeness::within(&wait);
-        let found = look_up_until_known(unknown, is_recent, is_known, &state_end, completeness, || {
-            self.look_up(id)
-        })
-        .await;
+        let found = self.find_visible(id, Kind::App, is_known).await;
         found.map_err(|(error, hidden)| {
             if let Some(job) = hidden {
                 // Only operators learn that this was a refusal, from the log and the metric.
@@ -312,6 +354,29 @@ impl<I: Index> Jobs<I> {
             }
             error
         })
+    }
+
+    /// A job of this kind that is known to the caller. With the error comes one that is not.
+    async fn find_visible(
+        &self,
+        id: JobId,
+        kind: Kind,
+        is_known: impl Fn(&v1::Job) -> bool,
+    ) -> Result<v1::Job, (RequestError, Option<Box<v1::Job>>)> {
+        if !self.has_shard(id) {
+            return Err((RequestError::UnknownJob(Some(id)), None));
+        }
+        let now = self.clock.now();
+        let requested = id.requested_at();
+        let is_recent = requested.after(RECENT) > now && now.after(RECENT) > requested;
+        let unknown = || RequestError::UnknownJob(Some(id));
+        let state_end = self.partition_end(id.shard());
+        let wait = KafkaWait::new();
+        let completeness = Completeness::within(&wait);
+        look_up_until_known(unknown, is_recent, is_known, &state_end, completeness, || {
+            self.look_up(id, kind)
+        })
+        .await
     }
 
     /// The number of scheduled jobs of one application or of all (`None`), in all and by minute. 0 `minutes` means the default.
@@ -408,10 +473,14 @@ impl<I: Index> Jobs<I> {
         app: Option<&str>,
         operation: &str,
     ) -> Result<(), RequestError> {
-        caller.require(area, verb, app).map_err(|refusal| {
-            self.authenticator.refused(&refusal, operation);
-            refusal.into()
-        })
+        let required = caller.require(area, verb, app);
+        required.map_err(|refusal| self.refused(refusal, operation))
+    }
+
+    /// Counts and logs a refusal.
+    fn refused(&self, refusal: Refusal, operation: &str) -> RequestError {
+        self.authenticator.refused(&refusal, operation);
+        refusal.into()
     }
 
     /// Refuses a caller that may do this with no application, before anything is looked up.
@@ -568,7 +637,7 @@ impl<I: Index> Jobs<I> {
         self.has_shard(id) && id.requested_at() <= self.clock.now().after(MAX_AHEAD)
     }
 
-    async fn look_up(&self, id: JobId) -> Result<Found<v1::Job>, RequestError> {
+    async fn look_up(&self, id: JobId, kind: Kind) -> Result<Found<v1::Job>, RequestError> {
         let (applied, found) = self
             .index
             .look_up(id.shard(), &[Lookup::Job(id)], self.clock.now())
@@ -581,8 +650,8 @@ impl<I: Index> Jobs<I> {
             tracing::error!(job = %id, %error, "invalid job record in the index");
             RequestError::IndexIncomplete
         })?;
-        // Records of pipelines are not visible to clients, as in the outcomes of commands.
-        let entry = (job.kind == Kind::App).then(|| codec::to_proto(&job, true));
+        // Records of pipelines are not visible to clients that ask for jobs, as in the outcomes of commands.
+        let entry = (job.kind == kind).then(|| codec::to_proto(&job, true));
         Ok(Found { applied, entry })
     }
 
@@ -594,7 +663,7 @@ impl<I: Index> Jobs<I> {
         let Some(id) = job.id.parse().ok().filter(|id| self.has_shard(*id)) else {
             return job;
         };
-        match self.look_up(id).await {
+        match self.look_up(id, Kind::App).await {
             Ok(Found {
                 entry: Some(mut found),
                 ..

@@ -15,7 +15,7 @@ use utoipa::ToSchema;
 use super::field::{Field, Format, hint};
 use super::hash::Identity;
 use super::when::When;
-use super::{Envelope, Rejected, RejectedWait, Request, Rules};
+use super::{Envelope, Rejected, RejectedWait, Request, Rules, WaitAction, WaitChange};
 use crate::job::{JobId, Kind, Payload, Priority};
 
 /// The maximum length of idempotency keys and request ids in bytes.
@@ -308,6 +308,23 @@ pub(super) fn check_long_wait(
         request_id: None,
         payload,
         expires: None,
+    })
+}
+
+/// Checks what an operator wants done with a long wait.
+pub(super) fn check_wait_change(act: v1::ActOnLongWait, format: Format) -> Result<WaitChange, Failure> {
+    Ok(WaitChange {
+        job: read_id(Field("id"), format, &act.id)?,
+        action: match act.action() {
+            v1::LongWaitAction::Retry => WaitAction::Retry,
+            v1::LongWaitAction::Dead => WaitAction::Dead,
+            v1::LongWaitAction::Unspecified => {
+                let problem = format!("is {}; expected 1 (retry) or 2 (dead)", act.action);
+                return Err(Field("action").malformed(format, &problem));
+            }
+        },
+        by: act.by,
+        reason: act.reason,
     })
 }
 

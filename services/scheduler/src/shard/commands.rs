@@ -53,6 +53,10 @@ impl Shard {
                 JobRef::Id(_) => self.number,
                 JobRef::Key { app, key } => of_key(app, key),
             },
+            Ok(Command::ActOnWait(change)) if change.job.shard() < self.settings.partitions => {
+                change.job.shard()
+            }
+            Ok(Command::ActOnWait(_)) => self.number,
             Ok(Command::ChangeSchedule(change)) => {
                 schedules::shard(change.id.as_str(), self.settings.partitions)
             }
@@ -74,6 +78,7 @@ impl Shard {
                 JobRef::Id(id) => Query::Job(*id),
                 JobRef::Key { app, key } => Query::JobOfKey(key_hash(app, key)),
             }),
+            Command::ActOnWait(change) => Some(Query::Job(change.job)),
             Command::ChangeSchedule(change) => {
                 Some(Query::Job(schedules::entry_id(change.id.as_str(), self.number)))
             }
@@ -136,6 +141,7 @@ impl Shard {
             Ok(Command::Reschedule { job, due }) => {
                 self.reschedule(&job, due, &pending.record, found, now, writes)
             }
+            Ok(Command::ActOnWait(change)) => self.act_on_wait(&change, &pending.record, found, now, writes),
             Ok(Command::ChangeSchedule(change)) => {
                 self.change_schedule(*change, &pending.record, found, now, writes)
             }
@@ -423,7 +429,7 @@ impl Shard {
         writes: &mut Writes,
     ) -> Result<Arc<Job>, Box<v1::CommandOutcome>> {
         let (result, job) = match self.named_job(job, found, now) {
-            // Clients cannot cancel or reschedule the record of a pipeline: the pipeline would lose it.
+            // Clients cannot cancel or reschedule the record of a pipeline: the pipeline would lose it. See `act_on_wait`.
             NamedJob::Known(job) if job.kind != Kind::App => (v1::Outcome::Unknown, None),
             NamedJob::Known(job) => match job.state {
                 JobState::Scheduled => return Ok(job),
@@ -472,8 +478,12 @@ fn reject_wait(wait: RejectedWait, command: &Record, failure: &Failure, now: Tim
 }
 
 fn rejected_outcome(failure: &Failure) -> v1::CommandOutcome {
+    rejected(&failure.code, failure.message.clone())
+}
+
+pub(super) fn rejected(code: &str, reason: String) -> v1::CommandOutcome {
     v1::CommandOutcome {
-        code: failure.code.clone(),
-        ..codec::outcome(v1::Outcome::Rejected, None, failure.message.clone())
+        code: code.to_owned(),
+        ..codec::outcome(v1::Outcome::Rejected, None, reason)
     }
 }

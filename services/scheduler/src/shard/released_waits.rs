@@ -291,7 +291,7 @@ fn flow_of(pipeline: &Arc<str>) -> Flow {
 }
 
 /// A job that is due, because it was released at this time. `None` if it is due in any case.
-fn due_since(job: &Job, released_at: Timestamp, now: Timestamp) -> Option<Job> {
+pub(super) fn due_since(job: &Job, released_at: Timestamp, now: Timestamp) -> Option<Job> {
     if job.due <= now {
         return None;
     }

@@ -27,6 +27,7 @@ use crate::topics::{Presence, TopicState, Topics};
 use crate::turns::Turns;
 use crate::{schedule_key, schedules};
 
+mod acted_waits;
 mod applications;
 mod full_index;
 mod full_window;

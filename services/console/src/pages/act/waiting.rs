@@ -1,8 +1,9 @@
-//! Retries a record that waits in a tier now, or moves it to the dead letters.
+//! Retries a record that waits now, or moves it to the dead letters. A record in a tier is named by its position, one in the scheduler by its job.
 
+use redeliver_client::JobId;
 use redeliver_client::messages::{
-    ActOnWaitingRecordsRequest, Header, Position, WaitingAction, WaitingActions, WaitingRecord,
-    WaitingRecordContents,
+    ActOnWaitingRecordsRequest, Header, LongWaitAction, Outcome, Position, WaitingAction, WaitingActions,
+    WaitingRecord, WaitingRecordContents, WaitingRecords,
 };
 use redeliver_core::Pipeline;
 use redeliver_runtime::config::Verb as Permission;
@@ -10,7 +11,7 @@ use serde::Deserialize;
 
 use super::{Act, Sheet, edit, fact, when};
 use crate::access::Need;
-use crate::backend::Backend;
+use crate::backend::{Backend, Service};
 use crate::command::Command;
 use crate::form::{self, Field, Fields};
 use crate::html;
@@ -37,21 +38,23 @@ pub(super) fn dead_letters(record: &WaitingRecord) -> String {
     Pipeline::new(&record.pipeline).dead_letter_topic().to_string()
 }
 
-/// What can be done with a record that waits in a tier.
-pub(crate) fn buttons(record: &WaitingRecord) -> Vec<Button> {
-    let Some(position) = &record.position else {
-        return Vec::new();
+/// What can be done with a record of a list.
+pub(crate) fn buttons(record: &WaitingRecord, list: &WaitingRecords) -> Vec<Button> {
+    let act = |id: &str| {
+        let button = |label, verb| Button::new(label, address("/act/waiting", &[("id", id), ("verb", verb)]));
+        vec![button("Retry", "retry"), button("Move to dead letters", "dead")]
     };
-    if matches!(record.place.as_str(), "due" | "scheduler") {
-        return Vec::new();
+    match (record.place.as_str(), &record.position) {
+        ("scheduler", _) if !record.job_id.is_empty() => act(&record.job_id),
+        ("due" | "scheduler", _) | (_, None) => Vec::new(),
+        (_, Some(position)) if list.can_act => {
+            let id = html::position(position);
+            let mut buttons = act(&id);
+            buttons.push(Button::new("Edit", edit::link_of_waiting(&id)));
+            buttons
+        }
+        _ => Vec::new(),
     }
-    let id = html::position(position);
-    let act = |label, verb| Button::new(label, address("/act/waiting", &[("id", &id), ("verb", verb)]));
-    vec![
-        act("Retry", "retry"),
-        act("Move to dead letters", "dead"),
-        Button::new("Edit", edit::link_of_waiting(&id)),
-    ]
 }
 
 /// The page with what has become of a request.
@@ -61,13 +64,17 @@ pub(super) fn outcome(request_id: &str) -> String {
 
 /// The position with this text.
 fn position(id: &str) -> Part<Position> {
-    trace::position(id).ok_or_else(|| Problem::invalid("`id` must be topic/partition/offset."))
+    trace::position(id)
+        .ok_or_else(|| Problem::invalid("`id` must be topic/partition/offset, or the id of a job."))
 }
 
-/// The record at a position, with its contents.
+/// The record with this position or job, with its contents.
 pub(super) async fn record(backend: &Backend, id: &str, reason: &str) -> Part<WaitingRecordContents> {
     let client = backend.with_reason(reason)?.waiting();
-    Ok(client.record(position(id)?).await?)
+    Ok(match id.parse::<JobId>() {
+        Ok(job) => client.long_wait(job).await?,
+        Err(_) => client.record(position(id)?).await?,
+    })
 }
 
 /// As [`record`], or the outcome of the edit with this id, if it was sent before.
@@ -105,8 +112,36 @@ pub(super) struct Change {
 
 impl Fields for Change {}
 
+impl Change {
+    /// The scheduler acts at once. A repetition is told what had become of the record before.
+    async fn act_on_long_wait(&self, backend: &Backend, job: JobId) -> Part<Option<String>> {
+        let client = backend.with_reason(form::reason(&self.reason)?)?.jobs();
+        let action = match self.verb {
+            Verb::Retry => LongWaitAction::Retry,
+            Verb::Dead => LongWaitAction::Dead,
+        };
+        match client.act_on_long_wait(job, action).await?.outcome {
+            Outcome::Rescheduled | Outcome::Dead => Ok(Some(address(
+                SECTION,
+                &[("place", "scheduler"), ("scan", "records")],
+            ))),
+            outcome => Err(Problem::conflict(format!(
+                "The record does not wait any more: {}.",
+                outcome.name().unwrap_or_default().replace('_', " ")
+            ))),
+        }
+    }
+}
+
 impl Act for Change {
     const SECTION: &'static str = SECTION;
+
+    fn service(&self) -> Service {
+        match self.id.parse::<JobId>() {
+            Ok(_) => Service::Scheduler,
+            Err(_) => Service::Inspector,
+        }
+    }
 
     async fn sheet(&self, backend: &Backend, frame: &Frame) -> Part<Sheet> {
         let reason = form::reason(&self.reason).unwrap_or_default();
@@ -161,6 +196,9 @@ impl Act for Change {
     }
 
     async fn run(&self, backend: &Backend, request_id: &str) -> Part<Option<String>> {
+        if let Ok(job) = self.id.parse() {
+            return self.act_on_long_wait(backend, job).await;
+        }
         let action = match self.verb {
             Verb::Retry => WaitingAction::Retry,
             Verb::Dead => WaitingAction::Dead,
@@ -172,5 +210,35 @@ impl Act for Change {
             ..ActOnWaitingRecordsRequest::default()
         };
         self::request(backend, &self.id, request).await
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_possible_actions_are_offered() {
+        let record = |place: &str, job: &str| WaitingRecord {
+            place: place.to_owned(),
+            position: Some(Position::default()),
+            job_id: job.to_owned(),
+            ..WaitingRecord::default()
+        };
+        for (record, can_act, expected) in [
+            (record("30s", ""), true, 3),
+            (record("30s", ""), false, 0),
+            (record("due", ""), true, 0),
+            // The scheduler does not edit, and needs no setting.
+            (record("scheduler", "01M7Z0Q7XE000G000000000000"), false, 2),
+            // Of an inspector of an older version.
+            (record("scheduler", ""), true, 0),
+        ] {
+            let list = WaitingRecords {
+                can_act,
+                ..WaitingRecords::default()
+            };
+            assert_eq!(buttons(&record, &list).len(), expected, "{record:?}");
+        }
     }
 }

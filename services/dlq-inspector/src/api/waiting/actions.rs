@@ -1,4 +1,4 @@
-//! `GetWaitingRecord`, `ActOnWaitingRecords` and `GetWaitingActions`: single records that wait in tiers.
+//! `GetWaitingRecord`, `ActOnWaitingRecords` and `GetWaitingActions`: single records that wait in tiers; the first one also finds those of the scheduler.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::ControlFlow;
@@ -6,12 +6,12 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use redeliver_core::pipeline::parse_retry_topic;
-use redeliver_core::{HumanDuration, Pipeline, Position};
+use redeliver_core::{HumanDuration, JobId, Pipeline, Position};
 use redeliver_kafka::lookup::StoredRecord;
 use redeliver_kafka::reader::ReadError;
 use redeliver_proto::convert::to_timestamp;
 use redeliver_proto::error::{invalid, reasons, status};
-use redeliver_proto::{Message as _, v1};
+use redeliver_proto::{Message as _, long_wait, v1};
 use redeliver_service::audit::{self, AuditLog};
 use redeliver_service::edit::Edit;
 use redeliver_service::waiting_actions::{
@@ -22,16 +22,17 @@ use sha2::{Digest as _, Sha256};
 use tokio_util::sync::CancellationToken;
 use tonic::{Code, Status};
 
+use super::super::outcomes::job_of;
 use super::super::value::{RecordValue, shown};
 use super::super::{Api, blocking, bounded, convert, group_changes, kafka_unavailable};
-use super::{record_message, requested_position, scan_failed, too_many_scans};
+use super::{Selection, record_message, requested_position, scan_failed, too_many_scans};
 use crate::access::Viewer;
 use crate::audit::Disclosure;
 use crate::letter::content_hash;
 use crate::waiting::Place;
 use crate::waiting::facts::Visible;
 use crate::waiting::page::{Details, Listing, Row};
-use crate::waiting::tally::Detail;
+use crate::waiting::tally::{Detail, Found};
 
 /// The maximum size of a request, in bytes: it is one record of Kafka.
 const MAX_REQUEST: usize = 900 << 10;
@@ -58,10 +59,24 @@ impl Api {
         viewer: &Viewer,
         request: v1::GetWaitingRecordRequest,
     ) -> Result<v1::WaitingRecordContents, Status> {
-        let position = requested_position(request.position)?;
-        let tier = self.tier_of(viewer, &position.topic)?;
-        let stored = self.waiting_at(&tier, &position).await?;
-        let topic = tier.pipeline.dead_letter_topic();
+        let (pipeline, place, job, stored) = match (request.position, &*request.job_id) {
+            (position, "") => {
+                let position = requested_position(position)?;
+                let Tier { pipeline, delay } = self.tier_of(viewer, &position.topic)?;
+                let stored = self.waiting_at(delay, &position).await?;
+                (pipeline, Place::Tier(delay), None, stored)
+            }
+            (None, job) => {
+                let (pipeline, job, stored) = self.long_wait(viewer, job).await?;
+                (pipeline, Place::Scheduler, Some(job), stored)
+            }
+            (Some(_), _) => {
+                let problem = "must not be set together with job_id";
+                return Err(invalid("position", problem, "POSITION_INVALID", []));
+            }
+        };
+        let position = stored.record.position.clone();
+        let topic = pipeline.dead_letter_topic();
         let value = stored.record.value.clone().map(|bytes| RecordValue {
             topic: topic.clone(),
             bytes,
@@ -70,7 +85,7 @@ impl Api {
         let contents = convert::contents(viewer, &topic, &stored, value);
         if contents.payload_withheld() == v1::PayloadWithheld::Unspecified {
             let disclosure = Disclosure {
-                target: position.to_string(),
+                target: job.map_or_else(|| position.to_string(), |job| job.to_string()),
                 count: 1,
                 is_masked: contents.masked.is_some(),
                 ..Disclosure::new(audit::Action::GetWaitingRecord)
@@ -82,8 +97,9 @@ impl Api {
         let visible = Visible::of(&stored.record, &mask);
         let row = Row {
             pipeline: 0,
-            place: Place::Tier(tier.delay),
+            place,
             position,
+            job,
             facts: visible.facts(&stored.record, true, self.clock.now()),
             rank: 0,
             details: Details {
@@ -96,7 +112,7 @@ impl Api {
                 key: contents.key.clone(),
                 key_truncated: contents.key_truncated,
                 key_withheld,
-                ..record_message(&row, &tier.pipeline)
+                ..record_message(&row, &pipeline)
             }),
             contents: Some(contents),
         })
@@ -271,7 +287,7 @@ impl Api {
     /// The tier whose records wait in a topic, if the caller sees its pipeline.
     fn tier_of(&self, viewer: &Viewer, topic: &str) -> Result<Tier, Status> {
         let Some((name, Some(delay))) = parse_retry_topic(topic) else {
-            let problem = "is in no topic of a tier; use JobService for what waits with the scheduler";
+            let problem = "is in no topic of a tier; what waits with the scheduler is named by its job_id, and JobService.ActOnLongWait retries it or moves it to the dead letters";
             return Err(invalid("position", problem, "POSITION_INVALID", []));
         };
         let pipeline = self.pipelines(viewer, name)?.into_iter().next();
@@ -281,8 +297,8 @@ impl Api {
     }
 
     /// The record at a position, which its tier has not passed.
-    async fn waiting_at(&self, tier: &Tier, position: &Position) -> Result<StoredRecord, Status> {
-        let (scans, topics) = (self.scans.clone(), [(tier.delay, position.topic.clone())]);
+    async fn waiting_at(&self, delay: HumanDuration, position: &Position) -> Result<StoredRecord, Status> {
+        let (scans, topics) = (self.scans.clone(), [(delay, position.topic.clone())]);
         let passed = blocking(move || scans.passed(&topics))
             .await?
             .map_err(|error| scan_failed(&error))?;
@@ -292,6 +308,34 @@ impl Api {
         found
             .filter(|_| passed.positions.is_unread(position) && !is_moved)
             .ok_or_else(|| not_waiting(&position.to_string()))
+    }
+
+    /// The record that waits with the scheduler as this job.
+    async fn long_wait(&self, viewer: &Viewer, job: &str) -> Result<(Pipeline, JobId, StoredRecord), Status> {
+        let job = job_of("job_id", job)?;
+        let filter = v1::WaitingFilter {
+            place: Place::Scheduler.to_string(),
+            ..v1::WaitingFilter::default()
+        };
+        let mut selection = self.waiting_selection(viewer, filter)?;
+        selection.filter.job = Some(job);
+        let pipelines = selection.pipelines.clone();
+        let row = self.rows(viewer, selection, 1).await?.rows.pop();
+        let not_found = || {
+            let text = format!("no record waits with the scheduler as job {job}");
+            status(Code::NotFound, text, "RECORD_NOT_FOUND", [])
+        };
+        let row = row.ok_or_else(not_found)?;
+        let found = self.lookups.get(vec![row.position]).await;
+        let found = found.map_err(|error| kafka_unavailable(&error))?.pop().flatten();
+        let unwrapped = found.and_then(|stored| {
+            let state = long_wait::unwrap_any_state(&stored.record);
+            let (name, record) = state.or_else(|| long_wait::unwrap_any(&stored.record))?;
+            // Another record can be there by now, of a topic that was created again.
+            (*name == *pipelines[row.pipeline].name).then_some(StoredRecord { record, ..stored })
+        });
+        let stored = unwrapped.ok_or_else(not_found)?;
+        Ok((pipelines[row.pipeline].clone(), job, stored))
     }
 
     fn edit_of(&self, request: &mut v1::ActOnWaitingRecordsRequest) -> Result<Option<Edit>, Status> {
@@ -318,7 +362,7 @@ impl Api {
         seen: &[u8],
     ) -> Result<(), Status> {
         for position in positions {
-            let stored = self.waiting_at(&tiers[&position.topic], position).await?;
+            let stored = self.waiting_at(tiers[&position.topic].delay, position).await?;
             if seen != content_hash(&stored.record) {
                 let text = format!(
                     "the record at {position} has another content_hash; look at it again before you edit it"
@@ -343,6 +387,13 @@ impl Api {
         let limit = limit.ok_or_else(|| invalid("max_records", problem, "FILTER_INVALID", []))?;
         let mut selection = self.waiting_selection(viewer, filter)?;
         selection.filter.in_tiers = true;
+        let found = self.rows(viewer, selection, limit).await?;
+        let matching = found.counts.values().map(|counts| counts.records).sum();
+        Ok((found.rows.into_iter().map(|row| row.position).collect(), matching))
+    }
+
+    /// A scan for the first rows, which ends with its caller.
+    async fn rows(&self, viewer: &Viewer, selection: Selection, limit: usize) -> Result<Found, Status> {
         let listing = Listing {
             limit,
             keys: vec![false; selection.pipelines.len()],
@@ -366,9 +417,7 @@ impl Api {
                 },
             )
         });
-        let found = found.await?.map_err(|error| scan_failed(&error))?;
-        let matching = found.counts.values().map(|counts| counts.records).sum();
-        Ok((found.rows.into_iter().map(|row| row.position).collect(), matching))
+        found.await?.map_err(|error| scan_failed(&error))
     }
 
     /// The records of a request by partition, which must have been written, and what makes room for it.

@@ -42,7 +42,7 @@ fn offset_of(value: Option<&Bytes>) -> usize {
 
 impl World {
     /// A record waits until it is due. Its value is the offset of its command.
-    fn send_wait(&mut self, due: Timestamp) {
+    pub(super) fn send_wait(&mut self, due: Timestamp) {
         let value = self.ingest.len().to_string();
         self.send(ProtoCommand::LongWait(v1::LongWait {
             pipeline: "docs".to_owned(),
@@ -59,7 +59,7 @@ impl World {
     }
 
     /// Runs turns until nothing happens any more; time stands still. The turns with these numbers are lost.
-    fn run_turns(&mut self, lost: &[usize]) {
+    pub(super) fn run_turns(&mut self, lost: &[usize]) {
         for turn in 0..60 {
             self.turn(7, lost.contains(&turn));
             for _ in 0..3 {
@@ -75,7 +75,7 @@ impl World {
     }
 
     /// The values of the records that have come back, sorted.
-    fn returned(&self) -> Vec<usize> {
+    pub(super) fn returned(&self) -> Vec<usize> {
         let values = self.returned_waits.iter().map(|(value, at)| {
             assert_eq!(*at, self.now, "time stands still");
             offset_of(value.as_ref())

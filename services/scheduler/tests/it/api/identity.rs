@@ -1,13 +1,14 @@
 //! Who may call the API: tokens with scopes, JWTs, and what refused callers see.
 
 use std::path::Path;
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+use redeliver_core::{Clock as _, Headers, Output, Record, SystemClock};
 use redeliver_proto::auth::SendToken;
-use redeliver_proto::v1;
 use redeliver_proto::v1::access_service_client::AccessServiceClient;
 use redeliver_proto::v1::batch_schedule_result::Result as OfJob;
 use redeliver_proto::v1::job_service_client::JobServiceClient;
+use redeliver_proto::{long_wait, v1};
 use redeliver_runtime::tls;
 use redeliver_service::identity::{NewToken, new_token};
 use redeliver_testkit::certificates::Authority;
@@ -217,6 +218,82 @@ async fn tokens_permit_what_scopes_say() {
     for token in [all, sms, reader, billing, nothing] {
         assert!(!output.contains(token), "{output}");
     }
+    server.shut_down();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn acts_need_scope_of_pipeline() {
+    let tokens: [NewToken; 3] = std::array::from_fn(|_| new_token().unwrap());
+    let [operator, other, jobs] = &tokens;
+    let entries: [(&str, &NewToken, &[&str]); 3] = [
+        ("operator", operator, &["dead-letters:operate:*-docs-dlq"]),
+        ("other", other, &["dead-letters:operate:*-mail-dlq"]),
+        ("jobs", jobs, &["jobs:*"]),
+    ];
+    let server = Server::start_prepared(
+        |builder| builder.set("scheduler.auth.tokens_file", "{dir}/tokens"),
+        |directory| write_tokens(&directory.join("tokens"), &entries),
+    );
+    let channel = server.channel().await;
+    let client = |token: &NewToken| {
+        let token = SendToken::new(Some(&token.token)).unwrap();
+        JobServiceClient::with_interceptor(channel.clone(), token)
+    };
+    let record = Output {
+        topic: server.topic("jobs-ingest").into(),
+        partition: None,
+        key: None,
+        value: Some("document".into()),
+        headers: Headers::new(),
+    };
+    let due = SystemClock.now().after(Duration::from_secs(3_600));
+    let wait = long_wait::wrap(&server.topic("docs"), due, record);
+    server.write(&[wait]).await;
+    let of_app = schedule(&server, &jobs.token).await.is(201);
+    let listed = eventually_async("both wait", DEADLINE, async || {
+        let listed = client(jobs).list_jobs(v1::ListJobsRequest::default()).await;
+        match listed.map(|listed| listed.into_inner().jobs) {
+            Ok(waiting) if waiting.len() == 2 => Ok(waiting),
+            other => Err(format!("{other:?}")),
+        }
+    })
+    .await;
+    let id = listed.into_iter().find(|job| job.long_wait).unwrap().id;
+    let act = async |token: &NewToken, id: &str, action: i32| {
+        let id = id.to_owned();
+        let acted = client(token)
+            .act_on_long_wait(v1::ActOnLongWaitRequest { id, action })
+            .await;
+        acted
+            .map(|acted| acted.into_inner().outcome())
+            .map_err(|status| status.code())
+    };
+    let retry = v1::LongWaitAction::Retry.into();
+    assert_eq!(act(jobs, &id, retry).await, Err(Code::PermissionDenied));
+    assert_eq!(act(other, &id, retry).await, Ok(v1::Outcome::Unknown));
+    assert_eq!(act(operator, &id, 0).await, Err(Code::InvalidArgument));
+    let app_id = of_app.text_of("id");
+    assert_eq!(act(operator, app_id, retry).await, Ok(v1::Outcome::Unknown));
+    let is_recorded = |record: &Record| {
+        let value = record.value.as_deref().unwrap_or_default();
+        value.windows(13).any(|part| part == b"waiting.retry")
+    };
+    let recorded = || {
+        server
+            .records("audit")
+            .iter()
+            .filter(|record| is_recorded(record))
+            .count()
+    };
+    assert_eq!(recorded(), 0);
+    assert_eq!(act(operator, &id, retry).await, Ok(v1::Outcome::Rescheduled));
+    assert_eq!(recorded(), 1);
+    let cancel = v1::CancelJobRequest {
+        id,
+        ..v1::CancelJobRequest::default()
+    };
+    let cancelled = client(jobs).cancel_job(cancel).await.unwrap().into_inner();
+    assert_eq!(cancelled.outcome(), v1::Outcome::Unknown);
     server.shut_down();
 }
 
