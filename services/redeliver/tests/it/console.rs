@@ -128,6 +128,13 @@ impl Form {
         }
     }
 
+    /// Name and value.
+    #[track_caller]
+    fn field(&self, name: &str) -> &(String, String) {
+        let field = self.fields.iter().find(|(known, _)| known == name);
+        field.unwrap_or_else(|| panic!("no field {name}"))
+    }
+
     #[track_caller]
     fn fill(mut self, name: &str, value: &str) -> Self {
         let field = self.fields.iter_mut().find(|(known, _)| known == name);
