@@ -65,22 +65,18 @@ pipelines: {{ {name}: {{ output: '{name}-out', {retry} }}, {name}-others: {{ {re
     tokio::time::sleep(QUIET).await;
     let mut times = vec![("no", began..SystemClock.now())];
     let before = process.rss_mib()?;
-    let filter = v1::WaitingFilter {
-        place: tier.to_string(),
-        ..v1::WaitingFilter::default()
-    };
-    let by_filter = v1::ActOnWaitingRecordsRequest {
-        filter: Some(filter),
-        max_records: actions,
-        request_id: format!("{name}-filter"),
-        ..v1::ActOnWaitingRecordsRequest::default()
-    };
-    let by_id = v1::ActOnWaitingRecordsRequest {
-        positions: positions(&pipeline.tier_topic(tier), records, actions)?,
-        request_id: format!("{name}-id"),
-        ..v1::ActOnWaitingRecordsRequest::default()
-    };
-    for (kind, request) in [("id", by_id), ("filter", by_filter)] {
+    for kind in ["id", "filter"] {
+        let mut request = v1::ActOnWaitingRecordsRequest {
+            max_records: actions,
+            action: v1::WaitingAction::Dead.into(),
+            request_id: format!("{name}-{kind}"),
+            ..v1::ActOnWaitingRecordsRequest::default()
+        };
+        if kind == "id" {
+            request.positions = positions(&pipeline.tier_topic(tier), records, actions)?;
+        } else {
+            request.filter.get_or_insert_default().place = tier.to_string();
+        }
         let (asked, took, during) = act(client, request, actions).await?;
         figures.add(
             format!("{actions} actions by {kind}: the request, and until all were done"),
@@ -136,10 +132,9 @@ fn positions(topic: &str, records: usize, actions: u32) -> anyhow::Result<Vec<v1
 /// How long the request took, how long it took until all records had left the tier, and when that was.
 async fn act(
     client: &mut WaitingServiceClient<Channel>,
-    mut request: v1::ActOnWaitingRecordsRequest,
+    request: v1::ActOnWaitingRecordsRequest,
     actions: u32,
 ) -> anyhow::Result<(Duration, Duration, Range<Timestamp>)> {
-    request.set_action(v1::WaitingAction::Dead);
     let (from, started) = (SystemClock.now(), Instant::now());
     let mut answer = client.act_on_waiting_records(request).await?.into_inner();
     let asked = started.elapsed();
