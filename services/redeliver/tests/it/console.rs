@@ -356,8 +356,8 @@ struct SignIn {
 }
 
 impl SignIn {
-    /// With these tokens and their scopes, and more settings of the inspector. The endpoint of the pipeline rejects all records, except those that begin with
-    /// `busy`: they wait for an hour, and are accepted then.
+    /// With these tokens and their scopes, and more settings of the inspector. The endpoint of the pipeline rejects all records, except
+    /// those that begin with `busy`: they wait for an hour, and are accepted then.
     fn start(tokens: &[(&str, &str)], settings: &[String]) -> Self {
         let entry = |(index, (token, scopes)): (usize, &(&str, &str))| {
             let hash: String = Sha256::digest(token)
