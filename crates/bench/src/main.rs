@@ -85,7 +85,7 @@ enum Bench {
     Dlq(dlq::Options),
     /// Pages of a console process for many viewers, next to a static page
     Console(console::Options),
-    /// Scans of waiting records by an inspector process
+    /// Scans of waiting records by an inspector process, and actions on them while others are released
     Waiting(waiting::Options),
     /// Memory and calls of an inspector process that knows what became of jobs
     Outcomes(outcomes::Options),

@@ -1,4 +1,6 @@
-//! `bench waiting`: scans of the records that wait in two tiers, by an inspector process over gRPC.
+//! `bench waiting`: scans of the records that wait in two tiers, by an inspector process over gRPC, and actions on them.
+
+mod actions;
 
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
@@ -24,6 +26,9 @@ pub(crate) struct Options {
     /// Scans of each kind
     #[arg(long, default_value_t = 5)]
     rounds: usize,
+    /// Records that are moved to the dead letters, by their positions and again by a filter; 0: none
+    #[arg(long, default_value_t = 10_000, value_parser = clap::value_parser!(u32).range(0..=10_000))]
+    actions: u32,
     /// The inspector to measure, if not the one beside this program
     #[arg(long, default_value = "dlq-inspector")]
     inspector: PathBuf,
@@ -47,7 +52,8 @@ pub(crate) async fn run(broker: &Broker, options: &Options, figures: &mut Figure
     let data = std::env::temp_dir().join("redeliver-bench").join(&name);
     let [first, second] = tiers;
     let config = format!(
-        "pipelines: {{ {name}: {{ output: '{name}-out', retry: {{ tiers: [{first}, {second}] }} }} }}\n"
+        "waiting_actions: {{ enabled: true }}\n\
+         pipelines: {{ {name}: {{ output: '{name}-out', retry: {{ tiers: [{first}, {second}] }} }} }}\n"
     );
     let inspector = Inspector::start(broker, &options.inspector, &data, &broker.name("dlq-*"), &config)?;
     inspector.until_ready()?;
@@ -75,6 +81,10 @@ pub(crate) async fn run(broker: &Broker, options: &Options, figures: &mut Figure
         "memory, before and after the scans",
         format!("{before:.0} MiB, {:.0} MiB", inspector.process.rss_mib()?),
     );
+    if options.actions > 0 {
+        let waiting = (&pipeline, first, options.count / 2);
+        actions::run(broker, waiting, options.actions, &mut client.clone(), figures).await?;
+    }
     inspector.process.stop()?;
     broker.delete_of(&pipeline).await?;
     std::fs::remove_dir_all(&data).context("removing the index")

@@ -261,6 +261,14 @@ mod tests {
     }
 
     #[test]
+    fn delays_double_from_two_minutes() {
+        let base = HumanDuration::from_secs(120);
+        let doubling = RetryPolicy::exponential(base, 2.0, 5, None, Jitter::None).unwrap();
+        assert_eq!(waits(&doubling), ["2m", "4m", "8m", "16m", "32m"]);
+        assert_eq!(doubling.tiers().len(), 5);
+    }
+
+    #[test]
     fn delays_are_capped_or_repeat() {
         let capped = RetryPolicy::exponential(
             HumanDuration::from_secs(1),

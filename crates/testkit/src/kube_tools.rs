@@ -204,7 +204,10 @@ fn installed(program: &GoProgram) -> Result<PathBuf> {
 }
 
 /// The pinned Go toolchain, without the settings of the user.
-fn go() -> Result<Command> {
+///
+/// # Errors
+/// If it cannot be installed.
+pub fn go() -> Result<Command> {
     // Not the script `go` of the environment: it contains the path at which the environment was created.
     let place = run(Command::new(kube_python()?).args(["-c", "import go; print(*go.__path__)"]))?;
     let mut go = Command::new(Path::new(place.trim()).join("bin/go"));

@@ -47,7 +47,7 @@ pub fn binary(name: &str) -> Command {
     let path = directory.join(name);
     assert!(
         path.is_file(),
-        "{} is missing: run `cargo xtask test`, or `cargo build --workspace --bins` first",
+        "{} is missing: run `cargo xtask test`, or `cargo build --workspace --bins --examples` first",
         path.display()
     );
     Command::new(path)

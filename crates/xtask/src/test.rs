@@ -96,7 +96,9 @@ fn build_and_test(
     // Tests run the binaries of all packages, and `cargo test` builds only those of the tested package. All packages at once, so that
     // both commands select the same features.
     let mut build = cargo();
-    build.args(["build", "--bins"]).args(OTHERS);
+    build
+        .args(["build", "--bins", "--example", "greeter"])
+        .args(OTHERS);
     build.args((!selects_packages(for_cargo)).then_some("--tests"));
     build.args(if release {
         &["--release"][..]

@@ -1,6 +1,4 @@
-// Writes the numbers 1 to 30 to a topic. To run it:
-//
-//	go mod init produce && go get github.com/twmb/franz-go/pkg/kgo && go run .
+// Writes the numbers 1 to 30 to a topic. To run it, in this directory: go run .
 package main
 
 import (

@@ -28,7 +28,7 @@ async fn group_ids(client: &mut Client) -> Vec<String> {
     groups.into_iter().map(|group| group.id).collect()
 }
 
-fn change(id: &str) -> v1::ChangeGroupRequest {
+pub(crate) fn change(id: &str) -> v1::ChangeGroupRequest {
     v1::ChangeGroupRequest {
         id: id.to_owned(),
         reason: "test".to_owned(),
@@ -46,7 +46,7 @@ fn mute(id: &str) -> v1::MuteGroupRequest {
 }
 
 /// What a change results in. The processes of all tests change the same topic, and one that Kafka does not take in time has written nothing.
-async fn changed<T>(change: impl AsyncFn() -> Result<tonic::Response<T>, Status>) -> T {
+pub(crate) async fn changed<T>(change: impl AsyncFn() -> Result<tonic::Response<T>, Status>) -> T {
     eventually_async("Kafka takes the change", DEADLINE, async || {
         match change().await {
             // Unknown: one that another process has fenced out may have been written.

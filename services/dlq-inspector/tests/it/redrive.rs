@@ -172,7 +172,7 @@ impl World {
     }
 
     /// What is in the due topic once it has this many records.
-    async fn until_redriven(&self, count: usize) -> Vec<Record> {
+    pub(crate) async fn until_redriven(&self, count: usize) -> Vec<Record> {
         eventually_async("records are redriven", DEADLINE, async || {
             let redriven = self.redriven();
             if redriven.len() >= count {
@@ -399,7 +399,7 @@ pub(crate) async fn items(inspector: &mut Inspector, id: &str) -> Vec<v1::Redriv
 }
 
 /// The dead letters of records that have failed again.
-fn died(records: &[Record]) -> Vec<Dead> {
+pub(crate) fn died(records: &[Record]) -> Vec<Dead> {
     let died = records.iter().cloned().map(|record| Dead {
         key: record.key,
         value: record.value,

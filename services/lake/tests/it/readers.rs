@@ -1,6 +1,6 @@
 //! Other programs read the tables while they are written.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 use std::process::Command;
 use std::sync::Arc;
@@ -261,6 +261,20 @@ async fn engines_read_tables_while_they_grow() {
     // The last moment is now.
     let waited = rows("How much waited");
     assert_eq!(waited.last().unwrap()[1..4], [env.base.name(), "6", "1.0"]);
+}
+
+/// Nothing here runs Trino.
+#[test]
+fn engines_have_same_tables() {
+    let [duckdb, spark, trino] = ["duckdb", "spark", "trino"].map(|engine| {
+        let file = format!("{}/../../deploy/lake/{engine}.sql", env!("CARGO_MANIFEST_DIR"));
+        let text = std::fs::read_to_string(file).unwrap();
+        let tables = text.split("'LAKE/").skip(1);
+        let tables = tables.map(|rest| rest.split('\'').next().unwrap().to_owned());
+        tables.collect::<BTreeSet<_>>()
+    });
+    assert!(duckdb.contains("attempts"), "{duckdb:?}");
+    assert_eq!([&spark, &trino], [&duckdb; 2]);
 }
 
 /// Spark has another reader of tables and another dialect of SQL.

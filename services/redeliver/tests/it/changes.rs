@@ -9,7 +9,7 @@ use redeliver_testkit::{CommandOutput, Process, Reply, ServiceProcess, binary, e
 use serde_json::{Value, json};
 
 use crate::polyglot::the_python;
-use crate::support::{DEADLINE, Pipe, PipeBuilder, records};
+use crate::support::{DEADLINE, Draft, Pipe, PipeBuilder, records};
 
 /// Methods that begin so change nothing.
 const READS: [&str; 6] = ["Find", "Get", "List", "Read", "Trace", "Watch"];
@@ -36,14 +36,15 @@ struct World {
 }
 
 impl World {
-    /// A pipeline with dead letters, and an inspector with tokens.
+    /// A pipeline with dead letters and a record that waits, and an inspector with tokens.
     fn new(name: &str) -> Self {
         let pipe = PipeBuilder::new(name)
             .with_inspector()
             .set("control.topic", "{name}-control")
             .set("audit.topic", "{name}-audit")
             .set("dlq_inspector.redrive.edit", "true")
-            .behave(|_| Reply::status(422))
+            .set("waiting_actions.enabled", "true")
+            .behave(|request| Reply::status(if *request.body == *b"busy" { 503 } else { 422 }))
             .create();
         let tokens = [
             (VIEWER, vec!["dead-letters:read", "control:read"]),
@@ -69,6 +70,9 @@ impl World {
         let address = inspector.word_after(" api=");
         let sent = pipe.produce(records(40));
         pipe.settle(&sent, DEADLINE);
+        // No retry tier runs.
+        pipe.produce(vec![Draft::new("k", "busy")]);
+        pipe.until_waiting(1);
         let world = Self {
             pipe,
             address,
@@ -81,6 +85,12 @@ impl World {
                 40 => Ok(()),
                 other => Err(format!("{other} {listed:?}")),
             }
+        });
+        // Tiers of other tests share their topic.
+        eventually("actions are known", DEADLINE, || {
+            let asked = world.cli(OPERATOR, &["waiting", "actions", "none"]);
+            let is_known = !asked.stderr.contains("(UNAVAILABLE)");
+            is_known.then_some(()).ok_or(asked.stderr)
         });
         world
     }
@@ -144,6 +154,13 @@ impl World {
         format!("tier/{}", self.pipe.pipeline.policy.tiers()[0])
     }
 
+    /// The position of the record that waits.
+    fn waiting(&self) -> Value {
+        let waiting = self.pipe.read(&[self.pipe.first_tier()]);
+        let position = &waiting[0].position;
+        json!({ "topic": *position.topic, "partition": position.partition, "offset": position.offset })
+    }
+
     /// A plan that takes so long that it does not end during a test.
     fn plan(&self) -> Change {
         Change {
@@ -189,8 +206,12 @@ impl World {
         limit["rate"] = json!({ "perSecond": 5 });
         let rate = json!({ "id": job, "ratePerSecond": 2 });
         let whole = named(&self.whole_tier());
+        let act = json!({
+            "positions": [self.waiting()], "action": "WAITING_ACTION_RETRY", "reason": "test", "requestId": self.pipe.name(),
+        });
         vec![
             self.edit(),
+            change("WaitingService.ActOnWaitingRecords", act, "waiting.act"),
             change("RedriveService.StartRedrive", id(), "redrives.start"),
             change("RedriveService.SetRedriveRate", rate, "redrives.rate"),
             change("RedriveService.PauseRedrive", id(), "redrives.pause"),
@@ -232,6 +253,14 @@ impl World {
             (
                 "WaitingService.GetJobOutcomes",
                 json!({ "id": "01KAJQ6Z2B0003000000000A7X" }),
+            ),
+            (
+                "WaitingService.GetWaitingActions",
+                json!({ "requestId": self.pipe.name() }),
+            ),
+            (
+                "WaitingService.GetWaitingRecord",
+                json!({ "position": self.waiting() }),
             ),
             ("WaitingService.GetWaitingStats", json!({})),
             ("WaitingService.ListWaiting", json!({})),

@@ -405,6 +405,9 @@ fn dead_letters_are_listed_and_watched() {
     assert_eq!(counts["total"], json!(2));
     assert_eq!(ids(&["--until", "1h"]), [""; 0]);
     assert_eq!(ids(&["--since", "1d", "--until", "+1h"]), newest_first);
+    // Kafka keeps them for 30 days.
+    assert_eq!(ids(&["--expires-within", "29d"]), [""; 0]);
+    assert_eq!(ids(&["--expires-within", "31d"]), newest_first);
     let of_days = services.pipe.redeliver(&["dlq", "ls", "--since", "yesterday"]);
     assert!(of_days.stderr.starts_with("yesterday: from "), "{of_days:?}");
     assert_eq!(of_days.stdout.lines().count(), 3, "{of_days:?}");

@@ -3,6 +3,7 @@
 mod browser;
 mod in_browser;
 mod tasks;
+mod waiting;
 
 use std::net::SocketAddr;
 use std::process::Command;
@@ -14,6 +15,7 @@ use redeliver_testkit::{FakeEndpoint, Process, Reply, ServiceProcess, binary, ev
 use serde_json::json;
 use sha2::{Digest as _, Sha256};
 
+use crate::retries::begins_with;
 use crate::support::{DEADLINE, Pipe, PipeBuilder, records};
 
 /// What stands between two texts, the first time.
@@ -124,6 +126,13 @@ impl Form {
             cookie: format!("{session}; {}", cookie.split(';').next().unwrap()),
             fields: inputs.chain(texts).collect(),
         }
+    }
+
+    /// Name and value.
+    #[track_caller]
+    fn field(&self, name: &str) -> &(String, String) {
+        let field = self.fields.iter().find(|(known, _)| known == name);
+        field.unwrap_or_else(|| panic!("no field {name}"))
     }
 
     #[track_caller]
@@ -348,7 +357,8 @@ struct SignIn {
 }
 
 impl SignIn {
-    /// With these tokens and their scopes, and more settings of the inspector. The endpoint of the pipeline rejects all records.
+    /// With these tokens and their scopes, and more settings of the inspector. The endpoint of the pipeline rejects all records, except
+    /// those that begin with `busy`: they wait for an hour, and are accepted then.
     fn start(tokens: &[(&str, &str)], settings: &[String]) -> Self {
         let entry = |(index, (token, scopes)): (usize, &(&str, &str))| {
             let hash: String = Sha256::digest(token)
@@ -363,7 +373,13 @@ impl SignIn {
             .set("dlq_inspector.listen", &format!("127.0.0.1:{}", free_port()))
             .set("control.topic", "{name}-control")
             .set("audit.topic", "{name}-audit")
-            .behave(|_| Reply::status(422))
+            .set("waiting_actions.enabled", "true")
+            .tiers(&[3_600_000])
+            .behave(|request| match request.earlier_calls_of_key {
+                _ if !begins_with(&request.body, "busy") => Reply::status(422),
+                0 => Reply::status(503),
+                _ => Reply::ok(request.body.clone()),
+            })
             .create();
         let file = pipe.env.directory().join("tokens");
         let tokens: String = tokens.iter().enumerate().map(entry).collect();

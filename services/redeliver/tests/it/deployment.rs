@@ -18,7 +18,8 @@ pub(crate) fn deploy() -> PathBuf {
         .unwrap()
 }
 
-fn yaml(path: &str) -> Value {
+/// A file of this folder.
+pub(crate) fn yaml(path: &str) -> Value {
     let path = deploy().join(path);
     let text = std::fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
     serde_saphyr::from_str(&text).unwrap_or_else(|error| panic!("{}: {error}", path.display()))

@@ -6,6 +6,7 @@
 )]
 
 mod acls;
+mod applications;
 mod batches;
 mod breaker;
 mod changes;

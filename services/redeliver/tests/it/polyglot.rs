@@ -9,7 +9,7 @@ use redeliver_core::{Record, Timestamp};
 use redeliver_kafka::murmur2::partition_for_key;
 use redeliver_testkit::languages::{node_modules, python, run};
 use redeliver_testkit::scratch::Scratch;
-use redeliver_testkit::{Fate, Process, brokers};
+use redeliver_testkit::{Fate, Process, brokers, kube_tools};
 
 use crate::services::{APP, Services, id};
 use crate::support::{DEADLINE, PipeBuilder, Sent, text};
@@ -212,9 +212,9 @@ fn python_client_reads_dead_letters() {
     watching.wait_for_output(&format!("-- caught up\n{}\n", line(&third[0])), DEADLINE);
 }
 
-/// The program in docs/producers.md, in Python.
-fn program_in_docs() -> String {
-    let page = std::fs::read_to_string(repository().join("docs/producers.md")).unwrap();
+/// The program in Python on this page.
+fn program_in(page: &str) -> String {
+    let page = std::fs::read_to_string(repository().join(page)).unwrap();
     let (_, program) = page.split_once("```python\n").unwrap();
     program.split_once("```").unwrap().0.to_owned()
 }
@@ -270,7 +270,7 @@ fn documented_python_producer_works() {
     let interpreter = python(&requirements).unwrap();
     produces_what_a_pipeline_handles("docs-python", ("content-type", "application/json"), |topic| {
         let program = files.path().join("produce.py");
-        std::fs::write(&program, with_topic(program_in_docs(), topic)).unwrap();
+        std::fs::write(&program, with_topic(program_in("docs/producers.md"), topic)).unwrap();
         run(Command::new(interpreter).arg(program)).unwrap();
     });
 }
@@ -286,6 +286,21 @@ fn node_producer_works() {
         let text = std::fs::read_to_string(clients().join("node/produce.mjs")).unwrap();
         std::fs::write(&program, with_topic(text, topic)).unwrap();
         run(Command::new("node").arg(program)).unwrap();
+    });
+}
+
+#[test]
+#[ignore = "long"]
+fn go_producer_works() {
+    let files = Scratch::new("docs-go").unwrap();
+    for file in ["go.mod", "go.sum"] {
+        std::fs::copy(clients().join("go").join(file), files.path().join(file)).unwrap();
+    }
+    produces_what_a_pipeline_handles("docs-go", ("tenant", "b"), |topic| {
+        let text = std::fs::read_to_string(clients().join("go/produce.go")).unwrap();
+        std::fs::write(files.path().join("produce.go"), with_topic(text, topic)).unwrap();
+        let mut go = kube_tools::go().unwrap();
+        run(go.args(["run", "."]).current_dir(files.path())).unwrap();
     });
 }
 
@@ -309,6 +324,15 @@ fn python_package_writes_valid_records() {
         .env("BROKERS", brokers())
         .env("TOPIC", &*pipe.pipeline.source);
     run(&mut tests).unwrap();
+    // The order of the README is refused.
+    let program = program_in("examples/clients/python/README.md").replace("localhost:9092", &brokers());
+    let mut readme = Command::new(python);
+    readme
+        .args(["-c", &program])
+        .current_dir(clients().join("python"))
+        .env("PYTHONPATH", installed.path());
+    let printed = run(&mut readme).unwrap();
+    assert!(printed.contains(" violates "), "{printed}");
     let written = pipe.read(std::slice::from_ref(&pipe.pipeline.source));
     assert_eq!(written.len(), 202);
     for record in &written {

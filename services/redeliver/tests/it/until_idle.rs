@@ -17,7 +17,7 @@ use redeliver_testkit::{Reply, ServiceProcess, TestEnv};
 use serde_json::{Value, json};
 
 use crate::control::{Cli, tier_of};
-use crate::deployment::deploy;
+use crate::deployment::{deploy, yaml};
 use crate::services::Services;
 use crate::support::{DEADLINE, Draft, PLAN, Pipe, PipeBuilder, records};
 use crate::totals::totals;
@@ -230,29 +230,14 @@ fn airflow_runs_until_nothing_waits() {
     assert!(runs > 1, "records have waited");
 }
 
-/// The tasks of the Databricks job in their order: keys and arguments.
-fn databricks_tasks(job: &Value) -> Vec<(String, Vec<String>)> {
-    let text = |value: &Value| value.as_str().unwrap().to_owned();
-    let tasks = job["tasks"].as_array().unwrap();
-    for (task, next) in tasks.iter().zip(&tasks[1..]) {
-        assert_eq!(next["depends_on"], json!([{ "task_key": task["task_key"] }]));
-    }
-    let arguments = |task: &Value| {
-        let parameters = task["spark_python_task"]["parameters"].as_array().unwrap();
-        parameters.iter().map(text).collect()
-    };
-    tasks
-        .iter()
-        .map(|task| (text(&task["task_key"]), arguments(task)))
-        .collect()
-}
-
-#[test]
-fn databricks_runs_until_nothing_waits() {
-    let example = deploy().join("one-shot");
-    let job = std::fs::read_to_string(example.join("databricks_job.json")).unwrap();
-    let tasks = databricks_tasks(&serde_json::from_str(&job).unwrap());
-    let services = Services::new("databricks");
+/// Runs these programs with their arguments, one after the other, until all records have ended.
+#[track_caller]
+fn runs_until_nothing_waits(
+    name: &str,
+    tasks: &[(String, Vec<String>)],
+    command: impl Fn(&Path, &str) -> Command,
+) {
+    let services = Services::new(name);
     let pipe = &services.pipe;
     let bodies =
         (0..20_usize).map(|n| Draft::new(format!("k{n}"), format!("{} {n}", ["fine", "shaky"][n % 2])));
@@ -260,20 +245,74 @@ fn databricks_runs_until_nothing_waits() {
     let programs = programs(&pipe.env, &["scheduler", "retry-tier", "enricher"]);
     let mut runs = 0;
     while ended_and_waiting(pipe) != (20, 0) {
-        for (name, arguments) in &tasks {
-            assert_eq!(arguments[0], *name);
-            let mut command = Command::new("python3");
-            command
-                .arg(example.join("databricks_run.py"))
-                .args(arguments)
-                .env("REDELIVER_PROGRAMS", programs.path());
-            let printed = run(&mut command).unwrap();
-            assert!(printed.contains(IDLE), "{name}: {printed}");
+        for (program, arguments) in tasks {
+            let mut command = command(programs.path(), program);
+            let printed = run(command.args(arguments)).unwrap();
+            assert!(printed.contains(IDLE), "{program}: {printed}");
         }
         runs += 1;
         assert!(runs < 50, "records never end");
     }
     assert!(runs > 1, "records have waited");
+}
+
+fn texts(list: &Value) -> Vec<String> {
+    let texts = list.as_array().unwrap().iter();
+    texts.map(|text| text.as_str().unwrap().to_owned()).collect()
+}
+
+#[test]
+fn databricks_runs_until_nothing_waits() {
+    let example = deploy().join("one-shot");
+    let job: Value =
+        serde_json::from_slice(&std::fs::read(example.join("databricks_job.json")).unwrap()).unwrap();
+    let tasks = job["tasks"].as_array().unwrap();
+    for (task, next) in tasks.iter().zip(&tasks[1..]) {
+        assert_eq!(next["depends_on"], json!([{ "task_key": task["task_key"] }]));
+    }
+    let tasks: Vec<_> = tasks
+        .iter()
+        .map(|task| {
+            let mut arguments = texts(&task["spark_python_task"]["parameters"]);
+            assert_eq!(task["task_key"], arguments[0]);
+            (arguments.remove(0), arguments)
+        })
+        .collect();
+    runs_until_nothing_waits("databricks", &tasks, |programs, program| {
+        let mut command = Command::new("python3");
+        command
+            .arg(example.join("databricks_run.py"))
+            .arg(program)
+            .env("REDELIVER_PROGRAMS", programs);
+        command
+    });
+}
+
+/// The containers of the CronJob in their order, with the configuration of the test.
+#[test]
+fn cronjob_runs_until_nothing_waits() {
+    let job = yaml("one-shot/cronjob.yaml");
+    let pod = &job["spec"]["jobTemplate"]["spec"]["template"]["spec"];
+    let containers = ["initContainers", "containers"].map(|of| pod[of].as_array().unwrap());
+    let tasks: Vec<_> = containers
+        .into_iter()
+        .flatten()
+        .map(|container| {
+            let program = container["name"].as_str().unwrap();
+            let image = container["image"].as_str().unwrap();
+            assert!(image.starts_with(&format!("redeliver-{program}:")), "{image}");
+            let mut arguments = texts(&container["args"]);
+            assert_eq!(arguments.remove(0), "--config=/etc/redeliver/redeliver.yaml");
+            (program.to_owned(), arguments)
+        })
+        .collect();
+    runs_until_nothing_waits("cronjob", &tasks, |programs, program| {
+        let mut command = Command::new("/bin/sh");
+        command
+            .args(["-c", "exec \"$0\" \"$@\" 2>&1"])
+            .arg(programs.join(program));
+        command
+    });
 }
 
 #[test]

@@ -163,10 +163,13 @@ fn upcoming_shows_all_that_waits() {
     services.cli(&words(
         "schedules create weekly --app demo --every 7d --start 100m",
     ));
-    produce(&services, &["later"]);
-    until_waiting(&services, 0, 1);
-    let scheduler = format!("{}/scheduler", services.pipe.name());
+    produce(&services, &["later", "busy"]);
+    // No retry tier runs.
+    until_waiting(&services, 1, 1);
+    let [scheduler, tier] = ["scheduler", &services.pipe.pipeline.policy.tiers()[0].to_string()]
+        .map(|place| format!("{}/{place}", services.pipe.name()));
     let expected = json!([
+        ["retries", tier, 1, 0, null],
         ["jobs", "demo", 0, 1, "paused"],
         ["retries", scheduler, 0, 1, null],
         ["schedule", "weekly", 0, 1, null]
@@ -182,7 +185,7 @@ fn upcoming_shows_all_that_waits() {
         }
     });
     let table = services.cli(&words("upcoming --for 30m"));
-    assert_eq!(table.lines().count(), 2, "{table}");
+    assert_eq!(table.lines().count(), 3, "{table}");
 }
 
 #[test]

@@ -2,14 +2,16 @@
 
 use std::collections::BTreeMap;
 
-use redeliver_core::Record;
-use redeliver_core::headers::ORIGINAL_OFFSET;
+use redeliver_core::headers::{ORIGINAL_OFFSET, ORIGINAL_PARTITION};
+use redeliver_core::{Position, Record};
+use redeliver_proto::Message as _;
+use redeliver_proto::v1::AuditEntry;
 use redeliver_testkit::{Reply, ServiceProcess, eventually};
 use serde_json::Value;
 
 use crate::id_prefix::{migrate, with_prefix};
 use crate::recreated::delete;
-use crate::retries::drafts;
+use crate::retries::{drafts, header};
 use crate::support::{DEADLINE, Pipe, PipeBuilder};
 
 /// A pipeline whose records fail once and wait for an hour, with an inspector.
@@ -17,18 +19,21 @@ struct World {
     pipe: Pipe,
     server: String,
     inspector: ServiceProcess,
-    /// Their offsets in the tier, which has the markers of transactions, too.
-    offsets: Vec<i64>,
+    /// Their positions in the tier.
+    positions: Vec<Position>,
+    /// In the same order, which is that in which the worker has written them.
+    origins: Vec<usize>,
 }
 
 impl World {
     /// All records wait. A tier holds 16 of them in memory.
-    fn waiting(name: &str, records: usize) -> Self {
+    fn waiting(name: &str, partitions: u32, records: usize) -> Self {
         let pipe = PipeBuilder::new(name)
-            .partitions(1)
+            .partitions(partitions)
             .tiers(&[3_600_000])
             .with_inspector()
             .set("waiting_actions.enabled", "true")
+            .set("audit.topic", "{name}-audit")
             .set("kafka.session_timeout", "6s")
             .set("dlq_inspector.redrive.edit", "true")
             .set("retry_tier.look_ahead", "16")
@@ -44,12 +49,12 @@ impl World {
         pipe.until_waiting(records);
         drop(enricher);
         let written = pipe.read(&[pipe.first_tier()]);
-        let offsets = written.iter().map(|record| record.position.offset).collect();
         Self {
             pipe,
             server,
             inspector,
-            offsets,
+            origins: written.iter().map(origin).collect(),
+            positions: written.into_iter().map(|record| record.position).collect(),
         }
     }
 
@@ -77,7 +82,35 @@ impl World {
     }
 
     fn id(&self, number: usize) -> String {
-        format!("{}/0/{}", self.pipe.first_tier(), self.offsets[number])
+        self.positions[number].to_string()
+    }
+
+    /// Moves every 20th record to the dead letters, from this one on, and returns their origins.
+    #[track_caller]
+    fn bury(&self, first: usize) -> Vec<usize> {
+        let numbers: Vec<usize> = (first..self.positions.len()).step_by(20).collect();
+        let ids: Vec<String> = numbers.iter().map(|number| self.id(*number)).collect();
+        let ids: Vec<&str> = ids.iter().map(String::as_str).collect();
+        let request = self.request(&first.to_string());
+        let options = ["--request-id", &request, "--wait", "2m"];
+        let acted = self.run(0, &[&["dead"], &ids[..], &options].concat());
+        assert_eq!(states(&acted), vec!["dead"; ids.len()]);
+        numbers.into_iter().map(|number| self.origins[number]).collect()
+    }
+
+    /// How many records the audit log has for each action of a request. All entries have this reason.
+    #[track_caller]
+    fn audited(&self, request: &str, reason: &str) -> BTreeMap<String, u64> {
+        let topic = format!("{}-audit", self.pipe.name());
+        let mut counts = BTreeMap::new();
+        for record in self.pipe.read(&[topic.into()]) {
+            let entry = AuditEntry::decode(record.value.unwrap()).unwrap();
+            if entry.target == request {
+                assert_eq!((&*entry.by, &*entry.reason), ("anonymous", reason), "{entry:?}");
+                *counts.entry(entry.action).or_default() += entry.count;
+            }
+        }
+        counts
     }
 
     /// Other tests use the same topic.
@@ -117,7 +150,7 @@ impl World {
 
     /// Releases all that waits, and checks that each record was written once, those dead letters among them.
     #[track_caller]
-    fn settle(&self, records: usize, dead: &[usize]) {
+    fn settle(&self, dead: &[usize]) {
         let tier = self.pipe.pipeline.policy.tiers()[0];
         let name = format!("tier/{}/{tier}", self.pipe.name());
         let released = self
@@ -127,23 +160,26 @@ impl World {
         let all = eventually("all records have left the tier", DEADLINE, || {
             let written = self.written();
             let count: usize = written.iter().map(BTreeMap::len).sum();
-            if count >= records {
+            if count >= self.origins.len() {
                 Ok(written)
             } else {
                 Err(format!("{count}"))
             }
         });
         let expected = |is_dead: bool| -> BTreeMap<usize, usize> {
-            let origins = (0..records).filter(|origin| dead.contains(origin) == is_dead);
-            origins.map(|origin| (origin, 1)).collect()
+            let origins = self.origins.iter();
+            let origins = origins.filter(|origin| dead.contains(origin) == is_dead);
+            origins.map(|origin| (*origin, 1)).collect()
         };
         assert_eq!(all, [expected(false), expected(true)]);
     }
 }
 
+/// What no other record of the source has.
 fn origin(record: &Record) -> usize {
-    let offset = record.headers.last(ORIGINAL_OFFSET).unwrap();
-    std::str::from_utf8(offset).unwrap().parse().unwrap()
+    let [partition, offset]: [usize; 2] =
+        [ORIGINAL_PARTITION, ORIGINAL_OFFSET].map(|name| header(record, name));
+    partition * 1_000_000 + offset
 }
 
 fn states(actions: &Value) -> Vec<String> {
@@ -153,21 +189,10 @@ fn states(actions: &Value) -> Vec<String> {
         .collect()
 }
 
-/// The offset of a record at the source, given its number in the tier: the worker may have written them in any order.
-fn origins(world: &World) -> Vec<usize> {
-    world
-        .pipe
-        .read(&[world.pipe.first_tier()])
-        .iter()
-        .map(origin)
-        .collect()
-}
-
 #[test]
 fn single_records_are_acted_on_once() {
     const RECORDS: usize = 100;
-    let world = World::waiting("single", RECORDS);
-    let origins = origins(&world);
+    let world = World::waiting("single", 1, RECORDS);
     let tier = world.pipe.retry_tier("a");
     // In the look-ahead, and beyond it.
     let [near, far] = [world.id(1), world.id(90)];
@@ -187,6 +212,9 @@ fn single_records_are_acted_on_once() {
     for _ in 0..2 {
         assert_eq!(states(&world.run(0, &retry)), ["retried", "retried"]);
     }
+    let counted =
+        [("waiting.act", 2), ("waiting.retry", 2)].map(|(action, count)| (action.to_owned(), count));
+    assert_eq!(world.audited(&request, "INC-17"), counted.into());
     let [near, far] = [world.id(2), world.id(91)];
     assert_eq!(states(&world.run(0, &["dead", &near, &far])), ["dead", "dead"]);
     // The second request is too late.
@@ -200,33 +228,35 @@ fn single_records_are_acted_on_once() {
     // No worker runs: those that were retried wait in the due topic.
     assert_eq!(listed["matching"], (RECORDS - 2) as u64);
     // By a filter: those that are due first.
-    let matching = [
-        "retry",
-        "--matching",
-        "--error-code",
-        "http.503",
-        "--limit",
-        "5",
-        "--yes",
-    ];
-    assert_eq!(states(&world.run(0, &matching)), ["retried"; 5]);
+    let matching = ["retry", "--matching", "--error-code", "http.503", "--limit", "5"];
+    let before = world.written();
+    let server = ["--server", world.server.as_str()];
+    let counted = world
+        .pipe
+        .redeliver(&[&["waiting"], &matching[..], &server].concat());
+    assert!(
+        counted.stderr.contains("5 of 96 records that match"),
+        "{counted:?}"
+    );
+    assert_eq!((counted.code, world.written()), (Some(0), before));
+    let acted = world.run(0, &[&matching[..], &["--yes"]].concat());
+    assert_eq!(states(&acted), ["retried"; 5]);
     drop(tier);
     let _tier = world.pipe.retry_tier("b");
-    world.settle(RECORDS, &[origins[2], origins[91]]);
+    world.settle(&[world.origins[2], world.origins[91]]);
     let due = world.pipe.read(&[world.pipe.pipeline.return_topic()]);
     let edited: Vec<_> = due
         .iter()
         .filter(|record| record.value.as_deref() == Some(b"edited"))
         .collect();
     assert_eq!(edited.len(), 1);
-    assert_eq!(origin(edited[0]), origins[92]);
+    assert_eq!(origin(edited[0]), world.origins[92]);
 }
 
 #[test]
 fn killed_tiers_act_once() {
     const RECORDS: usize = 120;
-    let world = World::waiting("single-kill", RECORDS);
-    let origins = origins(&world);
+    let world = World::waiting("single-kill", 1, RECORDS);
     let mut tier = world.pipe.retry_tier("a");
     let mut dead = Vec::new();
     // Before the first commit of the process, and after it.
@@ -241,7 +271,7 @@ fn killed_tiers_act_once() {
         let ids: Vec<&str> = ids.iter().map(String::as_str).collect();
         let options = ["--request-id", &request, "--wait", "0s"];
         world.run(3, &[&["dead"], &ids[..], &options].concat());
-        dead.extend(numbers.iter().map(|number| origins[*number]));
+        dead.extend(numbers.iter().map(|number| world.origins[*number]));
         tier.start_again_with(&[("REDELIVER_FAULT", fault)]);
         tier.until_crashed();
         tier.start_again();
@@ -250,13 +280,36 @@ fn killed_tiers_act_once() {
     // Another process takes over what this one has acted on.
     let _other = world.pipe.retry_tier("b");
     tier.kill_9();
-    world.settle(RECORDS, &dead);
+    world.settle(&dead);
+}
+
+#[test]
+fn moved_partitions_act_once() {
+    let world = World::waiting("single-move", 4, 300);
+    let mut first = world.pipe.retry_tier("a");
+    first.until_owning(4);
+    // A second tier gets half of the partitions, and then all of them, while both act on records.
+    let mut second = world.pipe.spawn("retry-tier", "b", &[]);
+    let (mut dead, mut rounds) = (Vec::new(), 0..20);
+    let mut act_until = |owned, rounds: &mut dyn Iterator<Item = usize>| {
+        while second.owned() < owned
+            && let Some(round) = rounds.next()
+        {
+            dead.extend(world.bury(round));
+        }
+        second.until_owning(owned);
+    };
+    act_until(2, &mut rounds.by_ref().take(15));
+    first.shut_down();
+    act_until(4, &mut rounds);
+    assert!(!dead.is_empty());
+    world.settle(&dead);
 }
 
 #[test]
 fn requests_of_recreated_topic_are_void() {
     const RECORDS: usize = 30;
-    let world = World::waiting("single-recreated", RECORDS);
+    let world = World::waiting("single-recreated", 1, RECORDS);
     let id = world.id(20);
     let request = world.request("old");
     world.run(3, &["retry", &id, "--request-id", &request, "--wait", "0s"]);
@@ -271,8 +324,7 @@ fn requests_of_recreated_topic_are_void() {
 #[test]
 fn changed_prefix_keeps_outcomes() {
     const RECORDS: usize = 60;
-    let mut world = World::waiting("single-prefix", RECORDS);
-    let origins = origins(&world);
+    let mut world = World::waiting("single-prefix", 1, RECORDS);
     let mut tier = world.pipe.retry_tier("a");
     // In the look-ahead, and beyond it.
     let ids = [world.id(3), world.id(50)];
@@ -307,5 +359,5 @@ fn changed_prefix_keeps_outcomes() {
         process
     });
     assert_eq!(states(&world.run(3, &["retry", &ids[1]])), ["gone"]);
-    world.settle(RECORDS, &[origins[3], origins[50]]);
+    world.settle(&[world.origins[3], world.origins[50]]);
 }

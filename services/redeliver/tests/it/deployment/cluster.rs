@@ -541,6 +541,16 @@ fn server_accepts_examples_and_keeps_topics() {
         cluster.kubectl(&[&apply[..], &[path(&manifest)]].concat());
     }
 
+    // The namespace admits its pods.
+    let job = deploy().join("one-shot/cronjob.yaml");
+    cluster.kubectl(&words("create serviceaccount redeliver"));
+    cluster.kubectl(&["apply", "--validate=strict", "--filename", path(&job)]);
+    cluster.kubectl(&words("create job once --from=cronjob/redeliver"));
+    eventually("the CronJob runs", DEADLINE, || {
+        let pods = cluster.kubectl(&words("get pods --selector job-name=once --output name"));
+        if pods.is_empty() { Err("no pod") } else { Ok(()) }
+    });
+
     let strimzi = "--wait --timeout 2m --set topics.provisioner=strimzi --set topics.strimzi.cluster=main \
                    --set config.kafka.topics.replication=3";
     cluster.helm("install", &words(strimzi));
