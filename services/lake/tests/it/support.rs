@@ -28,7 +28,7 @@ pub(crate) type Key = (String, i32, i64);
 pub(crate) struct LakeEnv {
     pub(crate) base: TestEnv,
     pub(crate) kafka: KafkaSettings,
-    producer: Producer,
+    pub(crate) producer: Producer,
 }
 
 impl LakeEnv {
@@ -288,6 +288,16 @@ impl LakeEnv {
             });
             assert_eq!(found, expected, "{table}");
         }
+    }
+
+    /// What did not fit into the rows of a table.
+    pub(crate) fn unfit(&self, table: &str) -> Vec<String> {
+        let mut unfit = Vec::new();
+        for rows in self.rows(table) {
+            let column = rows.column_by_name("unfit").unwrap().as_string::<i32>();
+            unfit.extend(column.iter().flatten().map(str::to_owned));
+        }
+        unfit
     }
 
     /// The rows of `gaps`: how many offsets are missing, by table and cause.
