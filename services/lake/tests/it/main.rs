@@ -2,6 +2,7 @@
 
 mod day;
 mod exactly_once;
+mod merges;
 mod readers;
 mod s3;
 mod support;

@@ -7,7 +7,7 @@ use std::time::Duration;
 use redeliver_testkit::languages::python;
 use redeliver_testkit::{DEADLINE, Process, ServiceProcess, chaos_random, eventually, sleep_up_to};
 
-use crate::support::LakeEnv;
+use crate::support::{LakeEnv, numbers};
 
 /// Starts a store with these arguments, see `store.py`, and returns its address.
 fn store(arguments: &[&str]) -> (Process, String) {
@@ -75,12 +75,9 @@ async fn failing_store_loses_and_duplicates_nothing() {
     let expected = [("attempts", 42), ("outcomes", 84), ("dead_letters", 42)];
     eventually("all rows are in the tables", DEADLINE, || {
         let check = redeliver_testkit::run(env.with_store(&endpoint, &["check"]));
-        let rows = |table: &str| {
-            let mut lines = check.stdout.lines().map(str::split_whitespace);
-            let mut line = lines.find(|line| line.clone().next() == Some(table))?;
-            line.nth(1)?.parse().ok()
-        };
-        let is_complete = expected.iter().all(|(table, count)| rows(table) == Some(*count));
+        let is_complete = expected
+            .iter()
+            .all(|(table, count)| numbers(&check, table).first() == Some(count));
         if check.code == Some(0) && is_complete {
             Ok(())
         } else {
