@@ -5,6 +5,7 @@ use std::path::Path;
 use std::process::Command;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 use delta_kernel::arrow::array::RecordBatch;
 use redeliver_core::time::InvalidTimestamp;
@@ -78,6 +79,13 @@ fn spawn(lake: &Path, end: &Path, past: &str, tables: &[&str]) -> Process {
         .arg(past)
         .args(tables);
     Process::spawn(command).unwrap()
+}
+
+/// Waits until all tables have been read from now on.
+fn until_read(readers: &mut Process) {
+    let rounds = readers.output().matches("round ").count();
+    // The next round has begun already.
+    readers.wait_for_output(&format!("round {}\n", rounds + 2), DEADLINE);
 }
 
 /// What the documented queries find, which ask about `past`.
@@ -203,7 +211,8 @@ async fn engines_read_tables_while_they_grow() {
         "audit",
         "gaps",
     ];
-    let env = LakeEnv::new("lake-readers");
+    let mut env = LakeEnv::new("lake-readers");
+    env.base.set("lake.keep_replaced", "1h");
     env.create_topics().await;
     // Two jobs are 100 and 300 ms late.
     let state = format!("{}-state", env.base.name()).into();
@@ -221,10 +230,20 @@ async fn engines_read_tables_while_they_grow() {
     readers.wait_for_output("round 1\n", DEADLINE);
     env.put_failed(&tier, 0..6, 2, 10_000).await;
     readers.wait_for_output("round 2\n", DEADLINE);
+    // Files are merged while they are read, and deleted when nobody has read them for longer than `keep_replaced`.
+    env.put_files("jobs", &state, 61).await;
+    let merged = env.maintain("jobs")[1];
+    assert!(merged >= 60, "{merged}");
+    until_read(&mut readers);
+    env.age(Duration::from_secs(3 * 3_600));
+    let deleted = env.maintain("jobs")[3];
+    assert!(deleted >= merged, "{deleted} of {merged}");
+    until_read(&mut readers);
     env.put_failed(&out, 0..3, 2, 10_000).await;
     env.put_failed(&dead, 3..6, 3, 20_000).await;
     env.until_complete();
-    env.until_rows("jobs", &state, 2);
+    let jobs = env.records(std::slice::from_ref(&state)).len();
+    env.until_rows("jobs", &state, jobs);
     std::fs::write(&end, "").unwrap();
     let found = ended(readers);
     for table in tables {
