@@ -9,8 +9,8 @@ use std::time::Duration;
 use bytes::Bytes;
 use delta_kernel::arrow::array::{Array as _, AsArray as _, RecordBatch};
 use delta_kernel::arrow::datatypes::{Int32Type, Int64Type};
-use redeliver_core::headers::{Origin, PROCESS_AFTER, write_failure, write_lineage};
-use redeliver_core::{ErrorClass, Failure, Headers, HumanDuration, Output, Timestamp};
+use redeliver_core::headers::{Origin, PROCESS_AFTER, RETURN_TOPIC, write_failure, write_lineage};
+use redeliver_core::{ErrorClass, Failure, Headers, HumanDuration, Output, Pipeline, Timestamp};
 use redeliver_kafka::KafkaSettings;
 use redeliver_kafka::producer::Producer;
 use redeliver_kafka::reader::TopicReader;
@@ -162,6 +162,7 @@ impl LakeEnv {
                 write_failure(&mut headers, &failure, Timestamp::from_millis(failed_at));
                 let due = Timestamp::from_millis(failed_at + 5_000);
                 headers.push_text(PROCESS_AFTER, &due.to_string());
+                headers.push_text(RETURN_TOPIC, &Pipeline::new(pipeline).return_topic());
             }
             let output = Output {
                 topic: topic.clone(),
