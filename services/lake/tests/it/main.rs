@@ -1,6 +1,7 @@
 //! Tests of the `redeliver-lake` binary on a real Kafka.
 
 mod day;
+mod deployment;
 mod exactly_once;
 mod merges;
 mod readers;
