@@ -122,15 +122,14 @@ lake: {{ location: '{}', flush_interval: {flush_interval} }}
 }
 
 pub(crate) async fn run(broker: &Broker, options: &Options, figures: &mut Figures) -> anyhow::Result<()> {
+    let more = options.queried.checked_sub(options.count);
+    let more = more.context("--queried is less than --count")?;
     let source = Source::new(broker, "lake").await?;
     let now = SystemClock.now();
     let record = |index| waiting(&source.pipeline, source.tier, index, now);
     broker.fill(options.count, record)?;
     throughput(broker, options, &source, figures)?;
-    let more = options.queried.checked_sub(options.count);
-    broker.fill(more.context("--queried is less than --count")?, |index| {
-        record(options.count + index)
-    })?;
+    broker.fill(more, |index| record(options.count + index))?;
     query(broker, options, &source, figures)?;
     broker.delete_of(&source.pipeline).await?;
     std::fs::remove_dir_all(source.directory()).context("removing tables")?;
