@@ -1,9 +1,10 @@
 #!/usr/bin/env python3
 """Runs every container of rendered manifests with the real binaries and --check, which validates flags, environment and files.
 
-    helm template test redeliver --values VALUES | check-pods.py BINARIES
+    helm template test redeliver --values VALUES | check-pods.py BINARIES [LAKE]
 
-BINARIES is the folder with redeliver, retry-tier, enricher, scheduler, dlq-inspector and console. Needs pyyaml (pip install pyyaml).
+BINARIES is the folder with redeliver, retry-tier, enricher, scheduler, dlq-inspector and console, LAKE the program redeliver-lake, which is
+compiled apart from the others: without it, its container is not run. Needs pyyaml (pip install pyyaml).
 Secrets get placeholders: files contain VALUES, a certificate if their name ends in .crt or .key, or `placeholder`.
 """
 
@@ -25,12 +26,13 @@ VALUES = {
 
 
 def main():
-    if len(sys.argv) != 2:
+    if len(sys.argv) not in (2, 3):
         sys.exit(__doc__)
     binaries = pathlib.Path(sys.argv[1])
+    lake = pathlib.Path(sys.argv[2]) if len(sys.argv) == 3 else None
     objects = [document for document in yaml.safe_load_all(sys.stdin) if document]
     configs = {o["metadata"]["name"]: o["data"] for o in objects if o["kind"] == "ConfigMap" and "data" in o}
-    checked = 0
+    checked = []
     failures = []
     with tempfile.TemporaryDirectory() as folder:
         root = pathlib.Path(folder)
@@ -50,16 +52,18 @@ def main():
                 files = root / name / container["name"]
                 write_volumes(files, spec["volumes"], container["volumeMounts"], configs, certificate)
                 binary = re.sub(r"^(.*/)?(redeliver-)?([a-z-]+)[:@].*", r"\3", container["image"])
-                # Compiled apart from the others. Its section is checked with all others.
-                if binary == "lake":
+                program = lake if binary == "lake" else binaries / binary
+                # Its section is checked with all others.
+                if program is None:
                     continue
-                problem = check(binaries / binary, name, container, files)
-                checked += 1
+                problem = check(program, name, container, files)
+                checked.append(binary)
                 if problem:
                     failures.append(f"{name}, container {container['name']}: {problem}")
     for failure in failures:
         print(failure)
-    print(f"{checked} containers, {len(failures)} failed")
+    with_lake = " with the lake" if "lake" in checked else ""
+    print(f"{len(checked)} containers{with_lake}, {len(failures)} failed")
     sys.exit(bool(failures))
 
 

@@ -51,6 +51,8 @@ ON decision.newest = 1 AND decision.letter_topic = letter.kafka_topic
 
 -- Queries:
 --
+-- How many records wait, have succeeded or are dead:
+--   SELECT state, count(*) FROM records GROUP BY state ORDER BY state;
 -- How much waits, how often it was tried, and when the next record is due:
 --   SELECT count(*), avg(retry_count), max(retry_count), min(process_after) FROM waiting;
 -- How much waited a day ago:

@@ -1,5 +1,5 @@
-//! `bench lake`: a redeliver-lake process that appends attempts, next to loops that only write the same rows to the same Parquet files; lateness of rows, and
-//! a query before and after its files are merged.
+//! `bench lake`: a redeliver-lake process that appends attempts, next to loops that only write the same rows to the same Parquet files; a query of many small
+//! files, before and after they are merged; lateness of rows.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -18,6 +18,8 @@ use crate::records::waiting;
 const PARTITIONS: i32 = 4;
 const ROWS: &str = "redeliver_lake_rows_total{table=\"attempts\"";
 const TIMEOUT: Duration = Duration::from_secs(1_800);
+/// At the rate of a backlog, this gives files of as many rows as a minute of a few hundred per second.
+const SMALL_FILES: &str = "200ms";
 
 #[derive(clap::Args)]
 pub(crate) struct Options {
@@ -27,11 +29,14 @@ pub(crate) struct Options {
     /// Number of rounds; each round appends them once with the process, and once with each loop
     #[arg(long, default_value_t = 3)]
     rounds: usize,
+    /// Rows that are queried, at least `count`
+    #[arg(long, default_value_t = 10_000_000)]
+    queried: usize,
     /// Records per second of the measurement of lateness
     #[arg(long, default_value_t = 5_000.0)]
     rate: f64,
-    /// Seconds of this measurement; each one writes a file, and 60 are merged
-    #[arg(long, default_value_t = 120)]
+    /// Seconds of this measurement; each one writes a file
+    #[arg(long, default_value_t = 60)]
     seconds: u64,
     /// Python interpreter with `duckdb` and `duckdb_extension_delta`
     #[arg(long, env = "BENCH_PYTHON")]
@@ -117,12 +122,15 @@ lake: {{ location: '{}', flush_interval: {flush_interval} }}
 }
 
 pub(crate) async fn run(broker: &Broker, options: &Options, figures: &mut Figures) -> anyhow::Result<()> {
+    let more = options.queried.checked_sub(options.count);
+    let more = more.context("--queried is less than --count")?;
     let source = Source::new(broker, "lake").await?;
     let now = SystemClock.now();
-    broker.fill(options.count, |index| {
-        waiting(&source.pipeline, source.tier, index, now)
-    })?;
+    let record = |index| waiting(&source.pipeline, source.tier, index, now);
+    broker.fill(options.count, record)?;
     throughput(broker, options, &source, figures)?;
+    broker.fill(more, |index| record(options.count + index))?;
+    query(broker, options, &source, figures)?;
     broker.delete_of(&source.pipeline).await?;
     std::fs::remove_dir_all(source.directory()).context("removing tables")?;
 
@@ -188,14 +196,44 @@ fn throughput(
     figures.add(
         "redeliver-lake",
         format!(
-            "{}, {:.1} us of processor time per row; {:.2} of the loop that reads, {:.2} of the loop that does not",
+            "{}, {:.1} us of processor time per row; {:.2} of the loop that reads (goal: 0.8), {:.2} of the loop that does not",
             per_second(median(&lake)),
             median(&processor),
             median(&of_read),
             median(&of_in_memory)
         ),
     );
-    figures.add("peak memory", format!("{peak:.0} MiB"));
+    figures.add("peak memory", format!("{peak:.0} MiB (goal: 400)"));
+    Ok(())
+}
+
+fn query(broker: &Broker, options: &Options, source: &Source, figures: &mut Figures) -> anyhow::Result<()> {
+    let rows = options.queried;
+    let process = source.start(broker, SMALL_FILES)?;
+    let started = Instant::now();
+    commits(&process, rows)?;
+    figures.add(
+        format!("redeliver-lake, flush_interval {SMALL_FILES}"),
+        format!(
+            "{}, {:.0} MiB at most",
+            per_second(rate(rows, started.elapsed())),
+            process.peak_rss_mib()?
+        ),
+    );
+    process.stop()?;
+    let before = source.table(&options.python)?;
+    let started = Instant::now();
+    source.command(&["maintain"])?;
+    let maintained = started.elapsed().as_secs_f64();
+    let after = source.table(&options.python)?;
+    for (table, when) in [(&before, "before"), (&after, "after")] {
+        ensure!(table.rows == rows, "{} of {rows} rows", table.rows);
+        figures.add(
+            format!("query of {rows} rows {when} maintenance"),
+            format!("{:.0} ms, {} files", table.query_ms, table.files),
+        );
+    }
+    figures.add("maintenance", format!("{maintained:.0} s"));
     Ok(())
 }
 
@@ -234,34 +272,23 @@ fn lateness(
     })?;
     commits(&process, sent)?;
     process.stop()?;
-    let before = source.table(&options.python)?;
-    let [p50, p99, max] = before.lateness_ms;
+    let table = source.table(&options.python)?;
+    ensure!(table.rows == sent, "{} of {sent} rows", table.rows);
+    let [p50, p99, max] = table.lateness_ms;
     figures.add(
         format!(
             "lateness of rows at {}, flush_interval 1s",
             per_second(options.rate)
         ),
-        format!(
-            "p50 {p50:.0}, p99 {p99:.0}, max {max:.0} ms ({} rows)",
-            before.rows
-        ),
+        format!("p50 {p50:.0}, p99 {p99:.0} (goal: 2000), max {max:.0} ms ({sent} rows)"),
     );
     figures.add(
         format!("files in {} intervals", options.seconds),
         format!(
             "{}; {:.0} per hour with an interval of 1m",
-            before.files,
-            before.files as f64 / options.seconds as f64 * 60.0
+            table.files,
+            table.files as f64 / options.seconds as f64 * 60.0
         ),
     );
-    source.command(&["maintain"])?;
-    let after = source.table(&options.python)?;
-    for (table, when) in [(&before, "before"), (&after, "after")] {
-        ensure!(table.rows == sent, "{} of {sent} rows", table.rows);
-        figures.add(
-            format!("query of {sent} rows {when} maintenance"),
-            format!("{:.0} ms, {} files", table.query_ms, table.files),
-        );
-    }
     Ok(())
 }

@@ -27,6 +27,15 @@ pub const AUTHORIZER: [(&str, &str); 2] = [
     ("allow.everyone.if.no.acl.found", "true"),
 ];
 
+/// The settings of a Kafka with a login that permits to users only what is granted to them, and everything to clients of the listener without a login.
+pub const ONLY_GRANTED: [(&str, &str); 2] = [
+    (
+        "authorizer.class.name",
+        "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
+    ),
+    ("super.users", "User:ANONYMOUS"),
+];
+
 /// Starts a Kafka with [`AUTHORIZER`].
 ///
 /// # Errors

@@ -23,6 +23,7 @@
 //! | [`local_kube`] | a Kubernetes API server with fake nodes that belongs to one test |
 //! | [`kube_tools`] | the programs with which the Helm chart and the gRPC API are tested |
 //! | [`kafka_request`] | deletes topics and records |
+//! | `kafka_tools` | scripts that call Kafka's own tools; feature `services` |
 //! | [`certificates`] | certificates of servers; with the feature `tls` also an authority that belongs to one test |
 //! | `issuer` | issues tokens with which clients log in to Kafka; feature `tls` |
 //! | [`fake_endpoint`] | an HTTP server that answers, hangs or hangs up as it is told |
@@ -59,6 +60,8 @@ mod jars;
 pub mod jwt;
 mod kafka_probe;
 pub mod kafka_request;
+#[cfg(feature = "services")]
+pub mod kafka_tools;
 mod kept;
 pub mod kube_tools;
 pub mod languages;

@@ -122,7 +122,7 @@ impl Row<'_> {
     pub(crate) fn text(&mut self, name: &'static str, text: Option<&str>) {
         let fitting = text.filter(|text| text.len() <= MAX_TEXT);
         if fitting.is_none() && text.is_some() {
-            self.does_not_fit(name);
+            self.does_not_fit(name, "too long");
         }
         self.batch.bytes += 4 + fitting.map_or(0, str::len);
         match self.cell(name) {
@@ -135,7 +135,7 @@ impl Row<'_> {
     pub(crate) fn bytes(&mut self, name: &'static str, bytes: Option<&[u8]>) {
         let text = bytes.map(std::str::from_utf8);
         if let Some(Err(_)) = text {
-            self.does_not_fit(name);
+            self.does_not_fit(name, "not UTF-8");
         }
         self.text(name, text.and_then(Result::ok));
     }
@@ -153,7 +153,7 @@ impl Row<'_> {
     pub(crate) fn long(&mut self, name: &'static str, number: Option<impl TryInto<i64>>) {
         let number = number.map(TryInto::try_into);
         if let Some(Err(_)) = number {
-            self.does_not_fit(name);
+            self.does_not_fit(name, "out of range");
         }
         self.batch.bytes += 8;
         match self.cell(name) {
@@ -166,7 +166,7 @@ impl Row<'_> {
     pub(crate) fn time(&mut self, name: &'static str, time: Option<Timestamp>) {
         let fitting = time.filter(|time| time_of_record(*time).is_some());
         if fitting.is_none() && time.is_some() {
-            self.does_not_fit(name);
+            self.does_not_fit(name, "out of range");
         }
         self.batch.bytes += 8;
         match self.cell(name) {
@@ -198,12 +198,10 @@ impl Row<'_> {
         }
     }
 
-    /// Says that the value of a column does not fit, which is null then.
-    pub(crate) fn does_not_fit(&mut self, name: &str) {
-        if !self.unfit.is_empty() {
-            self.unfit.push(',');
-        }
-        self.unfit.push_str(name);
+    /// Says why the value of a column does not fit, which is null then.
+    pub(crate) fn does_not_fit(&mut self, name: &str, reason: &str) {
+        let separator = if self.unfit.is_empty() { "" } else { "; " };
+        self.unfit.extend([separator, name, ": ", reason]);
     }
 
     /// Ends the row. Columns that are left are null.
@@ -249,7 +247,9 @@ mod tests {
         assert_eq!(
             unfit.iter().collect::<Vec<_>>(),
             [
-                Some("kafka_topic,kafka_topic_id,kafka_offset,kafka_timestamp"),
+                Some(
+                    "kafka_topic: too long; kafka_topic_id: not UTF-8; kafka_offset: out of range; kafka_timestamp: out of range"
+                ),
                 None
             ]
         );

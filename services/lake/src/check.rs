@@ -1,5 +1,5 @@
-//! `redeliver-lake check`: whether tables contain each record at most once, and none that they would append again. Compared with Kafka: whether they contain
-//! each record that a consumer sees.
+//! `redeliver-lake check`: whether tables contain each record at most once, and none that they would append again; and the gaps. Compared with Kafka: whether
+//! they contain each record that a consumer sees.
 
 use std::collections::BTreeMap;
 use std::process::ExitCode;
@@ -8,6 +8,8 @@ use std::time::Duration;
 use delta_kernel::SnapshotRef;
 use delta_kernel::arrow::array::{Array as _, AsArray as _, RecordBatch};
 use delta_kernel::arrow::datatypes::{Int32Type, Int64Type};
+use delta_kernel::arrow::error::ArrowError;
+use delta_kernel::arrow::util::display::array_value_to_string;
 use redeliver_kafka::reader::TopicReader;
 use redeliver_kafka::survey::Surveyor;
 use redeliver_runtime::cli::{CommonArgs, EXIT_FAILURE, report};
@@ -32,6 +34,17 @@ const COLUMNS: [&str; 5] = [
     "unfit",
 ];
 
+/// The columns of `gaps` that are listed, by which the newest are found.
+const GAP: [&str; 7] = [
+    "noticed_at",
+    "table_name",
+    "kafka_topic",
+    "kafka_partition",
+    "kafka_offset",
+    "until_offset",
+    "cause",
+];
+
 /// Offsets, as runs: the first one of each, and the one after its last.
 #[derive(Debug, Default)]
 struct Offsets(BTreeMap<i64, i64>);
@@ -54,7 +67,7 @@ struct Found {
     wrong: Vec<String>,
 }
 
-/// How many wrong records are listed.
+/// How many wrong records, and how many gaps, are listed.
 const LISTED: usize = 20;
 /// How long reading a topic may take.
 const READ_TIMEOUT: Duration = Duration::from_secs(3_600);
@@ -153,10 +166,37 @@ fn run(args: &CommonArgs, against_kafka: bool) -> anyhow::Result<bool> {
         is_correct &= found.wrong.is_empty();
         tables.push(checked);
     }
+    list_gaps(&store)?;
     if against_kafka {
         is_correct &= has_records_of_kafka(&config, &tables)?;
     }
     Ok(is_correct)
+}
+
+/// Prints which records tables lack because Kafka had deleted or lost them: the newest gaps. They are no mistake of the tables.
+fn list_gaps(store: &Store) -> Result<(), TableError> {
+    let (table, snapshot) = store.open_existing(&GAPS)?;
+    let mut gaps = Vec::new();
+    table.read(&snapshot, Some(&GAP), |rows| {
+        gaps.extend(
+            (0..rows.num_rows()).map(|row| -> Result<Vec<String>, ArrowError> {
+                let cells = rows.columns().iter();
+                cells.map(|cells| array_value_to_string(cells, row)).collect()
+            }),
+        );
+    })?;
+    let gaps: Result<Vec<_>, _> = gaps.into_iter().collect();
+    let mut gaps = gaps.map_err(|error| table.unsuitable(&error))?;
+    gaps.sort_unstable();
+    println!("{} gaps", gaps.len());
+    for gap in gaps.iter().rev().take(LISTED) {
+        if let [noticed_at, table, topic, partition, from, until, cause] = &gap[..] {
+            println!(
+                "  {table} lacks {topic}/{partition} from {from} until before {until}: {cause}, noticed at {noticed_at}"
+            );
+        }
+    }
+    Ok(())
 }
 
 /// Whether the tables have all records that are in Kafka before their positions. Prints some of those that they lack.

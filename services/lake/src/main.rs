@@ -27,7 +27,7 @@ struct Args {
 enum Command {
     #[command(flatten)]
     Service(ServiceCommand),
-    /// Check that the tables contain no record twice; exit with status 1 if they do
+    /// Check that the tables contain no record twice, and list gaps; exit with status 1 if they contain one twice
     Check {
         /// Also read the topics, and check that the tables contain each record that a consumer sees. Purged rows count as missing
         #[arg(long)]

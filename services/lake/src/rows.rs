@@ -25,6 +25,9 @@ use crate::config::LakeConfig;
 use crate::schema::Schema;
 use crate::schema::{ATTEMPTS, AUDIT, DEAD_LETTERS, DECISIONS, JOBS, OUTCOMES};
 
+/// Why a header, key or value does not fit that is not what it must be.
+const INVALID: &str = "invalid";
+
 /// What the rows of a topic have in common.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Origin {
@@ -127,7 +130,7 @@ impl Rows {
         for name in &self.headers {
             match headers.last(name).map(std::str::from_utf8) {
                 Some(Ok(text)) => drop(found.insert(name.clone(), text.into())),
-                Some(Err(_)) => return row.does_not_fit("headers"),
+                Some(Err(_)) => return row.does_not_fit("headers", "not UTF-8"),
                 None => {}
             }
         }
@@ -220,7 +223,7 @@ fn decision(row: &mut Row<'_>, record: &Record) {
         .as_deref()
         .and_then(|key| std::str::from_utf8(key).ok());
     let Some(Ok(letter)) = key.map(parse_id) else {
-        row.does_not_fit("letter_topic");
+        row.does_not_fit("letter_topic", INVALID);
         return;
     };
     row.text("letter_topic", Some(&letter.topic));
@@ -322,7 +325,7 @@ fn parsed<T: FromStr>(row: &mut Row<'_>, headers: &Headers, header: &str, column
     let value = headers.last(header)?;
     let parsed = std::str::from_utf8(value).ok().and_then(|text| text.parse().ok());
     if parsed.is_none() {
-        row.does_not_fit(column);
+        row.does_not_fit(column, INVALID);
     }
     parsed
 }
@@ -331,7 +334,7 @@ fn parsed<T: FromStr>(row: &mut Row<'_>, headers: &Headers, header: &str, column
 fn message<M: Message + Default>(row: &mut Row<'_>, record: &Record, column: &str) -> Option<M> {
     let message = M::decode(record.value.clone()?);
     if message.is_err() {
-        row.does_not_fit(column);
+        row.does_not_fit(column, INVALID);
     }
     message.ok()
 }

@@ -29,7 +29,7 @@ pub(crate) struct Schema {
 
 /// The table is partitioned by the day on which rows were appended.
 pub(crate) const DAY: &str = "day";
-/// Names of columns whose values did not fit, and are null.
+/// Names of columns whose values did not fit, and are null, each with the reason, such as `due_at: out of range`, separated by `; `.
 pub(crate) const UNFIT: &str = "unfit";
 /// Columns whose smallest and largest values are in the log of the table, so that engines skip files. Texts from records are not among them: they
 /// would stay there after the rows are gone.

@@ -134,7 +134,10 @@ fn result_is_an_outcome() {
     .collect();
     assert_cells(
         &of(&record),
-        &[("outcome", "succeeded"), (UNFIT, "pipeline,origin_offset")],
+        &[
+            ("outcome", "succeeded"),
+            (UNFIT, "pipeline: not UTF-8; origin_offset: invalid"),
+        ],
     );
 }
 
@@ -185,7 +188,10 @@ fn named_headers_are_in_a_column() {
     let masked = found("headers", r#"{"region":"<masked>","tenant":"a\"b"}"#);
     let shown = found("headers", r#"{"region":"eu","tenant":"a\"b"}"#);
     assert_eq!(of(b"eu"), [shown, masked.clone(), masked.clone()]);
-    assert_eq!(of(b"\xff"), [found(UNFIT, "headers"), masked.clone(), masked]);
+    assert_eq!(
+        of(b"\xff"),
+        [found(UNFIT, "headers: not UTF-8"), masked.clone(), masked]
+    );
 }
 
 #[test]
@@ -223,12 +229,12 @@ fn ledger_entry_is_a_decision() {
     assert_cells(&of("docs-dlq/3/1024", written), &[&letter[..], &decided].concat());
     let open = [("state", "OPEN")];
     assert_cells(&of("docs-dlq/3/1024", None), &[&letter[..], &open].concat());
-    let invalid = [(UNFIT, "state")];
+    let invalid = [(UNFIT, "state: invalid")];
     assert_cells(
         &of("docs-dlq/3/1024", Some(Bytes::from_static(b"\xff"))),
         &[&letter[..], &invalid].concat(),
     );
-    assert_cells(&of("docs-dlq", None), &[(UNFIT, "letter_topic")]);
+    assert_cells(&of("docs-dlq", None), &[(UNFIT, "letter_topic: invalid")]);
 }
 
 #[test]

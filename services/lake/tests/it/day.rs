@@ -1,32 +1,18 @@
 //! A day of operation, with shorter intervals.
 
 use std::collections::BTreeMap;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::time::Duration;
 
 use redeliver_testkit::{DEADLINE, eventually};
 
-use crate::support::LakeEnv;
+use crate::support::{LakeEnv, objects};
 
 const ROWS: &str = "redeliver_lake_rows_total";
 const HOUR: Duration = Duration::from_secs(3_600);
 /// With the default settings, a commit each minute.
 const COMMITS_PER_HOUR: usize = 60;
 const HOURS: usize = 24;
-
-/// The objects in a directory and all directories in it.
-fn objects(directory: &Path) -> Vec<PathBuf> {
-    let mut found = Vec::new();
-    for entry in std::fs::read_dir(directory).unwrap() {
-        let path = entry.unwrap().path();
-        if path.is_dir() {
-            found.extend(objects(&path));
-        } else {
-            found.push(path);
-        }
-    }
-    found
-}
 
 /// How many objects of each kind a table has.
 fn count(table: &Path) -> BTreeMap<&'static str, usize> {
@@ -64,16 +50,8 @@ async fn objects_of_a_day_stay_bounded() {
                 now => Err(now),
             });
         }
-        for object in objects(&env.lake()) {
-            // The service may be renaming it.
-            let Ok(file) = std::fs::File::options().append(true).open(object) else {
-                continue;
-            };
-            let written = file.metadata().unwrap().modified().unwrap();
-            file.set_modified(written - HOUR).unwrap();
-        }
-        let maintained = env.base.run("redeliver-lake", &["maintain"]);
-        assert_eq!(maintained.code, Some(0), "{maintained:?}");
+        env.age(HOUR);
+        env.maintain("attempts");
         hours.push(count(&table));
     }
     println!("{hours:?}");

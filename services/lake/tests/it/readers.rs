@@ -5,6 +5,7 @@ use std::path::Path;
 use std::process::Command;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 use delta_kernel::arrow::array::RecordBatch;
 use redeliver_core::time::InvalidTimestamp;
@@ -64,6 +65,40 @@ struct Group {
     count: u64,
 }
 
+/// What `audit` counts.
+#[derive(Deserialize)]
+struct Audit {
+    source: usize,
+    output: usize,
+    dead: usize,
+    waiting: BTreeMap<String, usize>,
+}
+
+#[derive(Deserialize)]
+struct Letters {
+    dead_letters: Vec<Letter>,
+}
+
+#[derive(Deserialize)]
+struct Letter {
+    dead_at: String,
+    pipeline: String,
+    error_code: String,
+    error_message: String,
+}
+
+#[derive(Deserialize)]
+struct Stuck {
+    records: Vec<StuckRecord>,
+}
+
+#[derive(Deserialize)]
+struct StuckRecord {
+    pipeline: String,
+    origin: String,
+    attempts: u32,
+}
+
 /// Starts `readers.py`, which ends once `end` exists. Its queries ask about `past`.
 fn spawn(lake: &Path, end: &Path, past: &str, tables: &[&str]) -> Process {
     let here = Path::new(env!("CARGO_MANIFEST_DIR"));
@@ -78,6 +113,13 @@ fn spawn(lake: &Path, end: &Path, past: &str, tables: &[&str]) -> Process {
         .arg(past)
         .args(tables);
     Process::spawn(command).unwrap()
+}
+
+/// Waits until all tables have been read from now on.
+fn until_read(readers: &mut Process) {
+    let rounds = readers.output().matches("round ").count();
+    // The next round has begun already.
+    readers.wait_for_output(&format!("round {}\n", rounds + 2), DEADLINE);
 }
 
 /// What the documented queries find, which ask about `past`.
@@ -155,12 +197,24 @@ async fn answers_equal_those_of_commands() {
     }
     let rows = found(&env, PAST).answers;
     let server = format!("http://{}", inspector.word_after(" api="));
-    let ask = |command: &[&str]| {
-        let arguments = [command, &["--output", "json", "--server", &server]].concat();
-        let answer = env.base.run("redeliver", &arguments);
+    let run = |command: &[&str]| {
+        let answer = env
+            .base
+            .run("redeliver", &[command, &["--output", "json"]].concat());
         assert_eq!(answer.code, Some(0), "{answer:?}");
         answer.stdout
     };
+    let ask = |command: &[&str]| run(&[command, &["--server", &server]].concat());
+    let audit: Audit = serde_json::from_str(&run(&["audit"])).unwrap();
+    let waits: usize = audit.waiting.values().sum();
+    assert_eq!((audit.source, audit.output, audit.dead, waits), (40, 20, 10, 10));
+    let states = [
+        ("died", audit.dead),
+        ("succeeded", audit.output),
+        ("waiting", waits),
+    ];
+    let states = states.map(|(state, count)| [state.to_owned(), count.to_string()]);
+    assert_eq!(rows["How many records wait, have succeeded or are dead"], states);
     let waiting = || -> Total {
         let Stats { total } = serde_json::from_str(&ask(&["waiting", "stats"])).unwrap();
         total
@@ -180,6 +234,31 @@ async fn answers_equal_those_of_commands() {
         .map(|group| [group.template, group.count.to_string()])
         .collect();
     assert_eq!(rows["Errors by count"], errors);
+    let Letters { dead_letters } = serde_json::from_str(&ask(&["dlq", "ls"])).unwrap();
+    // The order of equal times is open.
+    let newest: BTreeSet<_> = dead_letters
+        .into_iter()
+        .map(|letter| {
+            (
+                time(&letter.dead_at).unwrap(),
+                letter.pipeline,
+                letter.error_code,
+                letter.error_message,
+            )
+        })
+        .collect();
+    let found_newest: BTreeSet<_> = rows["The newest dead letters"]
+        .iter()
+        .map(|row| {
+            (
+                time(&row[0]).unwrap(),
+                row[1].clone(),
+                row[2].clone(),
+                row[3].clone(),
+            )
+        })
+        .collect();
+    assert_eq!(found_newest, newest);
     // Later, nothing waits any more, and the tables still say what did.
     is_repaired.store(true, Ordering::Relaxed);
     let released = format!("tier/{}/1h", env.base.name());
@@ -190,6 +269,25 @@ async fn answers_equal_those_of_commands() {
     past.check(&rows["How much waited a day ago"][0]);
     let waiting = &rows["How much waits, how often it was tried, and when the next record is due"];
     assert_eq!(waiting[0][0], "0");
+    // Of these, which are due in an hour, three have failed often. All entered their pipeline long ago.
+    let failed_at = SystemClock.now().as_millis() + 3_600_000;
+    env.put_failed(&tier, 100..103, 5, failed_at).await;
+    env.put_failed(&tier, 103..105, 2, failed_at).await;
+    env.until_rows("attempts", &tier, 15);
+    let stuck = ["waiting", "ls", "--more-attempts-than", "3", "--older-than", "1h"];
+    let Stuck { records } = serde_json::from_str(&ask(&stuck)).unwrap();
+    assert_eq!(records.len(), 3);
+    let stuck: BTreeSet<_> = records
+        .into_iter()
+        .map(|record| (record.pipeline, record.origin, record.attempts.to_string()))
+        .collect();
+    let rows = found(&env, PAST).answers;
+    // Of all columns: pipeline, origin and attempts.
+    let found_stuck: BTreeSet<_> = rows["Records that have failed often and wait for long"]
+        .iter()
+        .map(|row| (row[1].clone(), row[3..6].join("/"), row[7].clone()))
+        .collect();
+    assert_eq!(found_stuck, stuck);
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -203,7 +301,8 @@ async fn engines_read_tables_while_they_grow() {
         "audit",
         "gaps",
     ];
-    let env = LakeEnv::new("lake-readers");
+    let mut env = LakeEnv::new("lake-readers");
+    env.base.set("lake.keep_replaced", "1h");
     env.create_topics().await;
     // Two jobs are 100 and 300 ms late.
     let state = format!("{}-state", env.base.name()).into();
@@ -221,10 +320,20 @@ async fn engines_read_tables_while_they_grow() {
     readers.wait_for_output("round 1\n", DEADLINE);
     env.put_failed(&tier, 0..6, 2, 10_000).await;
     readers.wait_for_output("round 2\n", DEADLINE);
+    // Files are merged while they are read, and deleted when nobody has read them for longer than `keep_replaced`.
+    env.put_files("jobs", &state, 61).await;
+    let merged = env.maintain("jobs")[1];
+    assert!(merged >= 60, "{merged}");
+    until_read(&mut readers);
+    env.age(Duration::from_secs(3 * 3_600));
+    let deleted = env.maintain("jobs")[3];
+    assert!(deleted >= merged, "{deleted} of {merged}");
+    until_read(&mut readers);
     env.put_failed(&out, 0..3, 2, 10_000).await;
     env.put_failed(&dead, 3..6, 3, 20_000).await;
     env.until_complete();
-    env.until_rows("jobs", &state, 2);
+    let jobs = env.records(std::slice::from_ref(&state)).len();
+    env.until_rows("jobs", &state, jobs);
     std::fs::write(&end, "").unwrap();
     let found = ended(readers);
     for table in tables {
@@ -305,7 +414,7 @@ async fn spark_answers_as_duckdb_does() {
     let documented = std::fs::read_to_string(sql.join("views.sql")).unwrap();
     let queries = found.queries.iter();
     let queries: Vec<_> = queries.filter(|(_, query)| documented.contains(*query)).collect();
-    assert_eq!(queries.len(), 5);
+    assert_eq!(queries.len(), 6);
     let mut spark = java_with(&files.join("Spark.java"), Libraries::Pom(&files.join("pom.xml"))).unwrap();
     let opens = OPENED.map(|package| format!("--add-opens=java.base/{package}=ALL-UNNAMED"));
     spark

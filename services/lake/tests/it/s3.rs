@@ -7,13 +7,13 @@ use std::time::Duration;
 use redeliver_testkit::languages::python;
 use redeliver_testkit::{DEADLINE, Process, ServiceProcess, chaos_random, eventually, sleep_up_to};
 
-use crate::support::LakeEnv;
+use crate::support::{LakeEnv, numbers};
 
-/// Starts a store of which this share of the requests fails, and returns its address.
-fn store(share: &str) -> (Process, String) {
+/// Starts a store with these arguments, see `store.py`, and returns its address.
+fn store(arguments: &[&str]) -> (Process, String) {
     let files = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/it/s3");
     let mut command = Command::new(python(&files.join("requirements.txt")).unwrap());
-    command.arg(files.join("store.py")).arg(share);
+    command.arg(files.join("store.py")).args(arguments);
     let mut store = Process::spawn(command).unwrap();
     let output = store.wait_for_output("endpoint http://", DEADLINE);
     let (_, endpoint) = output.rsplit_once("endpoint ").unwrap();
@@ -33,9 +33,22 @@ impl LakeEnv {
     }
 }
 
+/// Two writers could replace each other's commits there.
+#[tokio::test(flavor = "multi_thread")]
+async fn store_without_conditions_is_refused() {
+    let (_store, endpoint) = store(&["0", "replaces_any"]);
+    let mut env = LakeEnv::new("lake-s3-refused");
+    env.base.set("lake.location", "s3://lake/refused");
+    let mut lake = Process::spawn(env.with_store(&endpoint, &[])).unwrap();
+    let status = lake.wait(DEADLINE);
+    let output = lake.output();
+    assert_eq!(status.code(), Some(1), "{output}");
+    assert!(output.contains("ignores If-None-Match"), "{output}");
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn failing_store_loses_and_duplicates_nothing() {
-    let (_store, endpoint) = store("0.5");
+    let (_store, endpoint) = store(&["0.5"]);
     let mut env = LakeEnv::new("lake-s3");
     env.base
         .set("lake.location", &format!("s3://lake/{}", env.base.name()));
@@ -62,12 +75,9 @@ async fn failing_store_loses_and_duplicates_nothing() {
     let expected = [("attempts", 42), ("outcomes", 84), ("dead_letters", 42)];
     eventually("all rows are in the tables", DEADLINE, || {
         let check = redeliver_testkit::run(env.with_store(&endpoint, &["check"]));
-        let rows = |table: &str| {
-            let mut lines = check.stdout.lines().map(str::split_whitespace);
-            let mut line = lines.find(|line| line.clone().next() == Some(table))?;
-            line.nth(1)?.parse().ok()
-        };
-        let is_complete = expected.iter().all(|(table, count)| rows(table) == Some(*count));
+        let is_complete = expected
+            .iter()
+            .all(|(table, count)| numbers(&check, table).first() == Some(count));
         if check.code == Some(0) && is_complete {
             Ok(())
         } else {

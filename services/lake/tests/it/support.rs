@@ -2,15 +2,15 @@
 
 use std::collections::BTreeMap;
 use std::ops::Range;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
 use delta_kernel::arrow::array::{Array as _, AsArray as _, RecordBatch};
 use delta_kernel::arrow::datatypes::{Int32Type, Int64Type};
-use redeliver_core::headers::{Origin, PROCESS_AFTER, write_failure, write_lineage};
-use redeliver_core::{ErrorClass, Failure, Headers, HumanDuration, Output, Timestamp};
+use redeliver_core::headers::{Origin, PROCESS_AFTER, RETURN_TOPIC, write_failure, write_lineage};
+use redeliver_core::{ErrorClass, Failure, Headers, HumanDuration, Output, Pipeline, Timestamp};
 use redeliver_kafka::KafkaSettings;
 use redeliver_kafka::producer::Producer;
 use redeliver_kafka::reader::TopicReader;
@@ -18,7 +18,7 @@ use redeliver_kafka::survey::Surveyor;
 use redeliver_kafka::topology::{self, Cleanup, Role, TopicSpec, TopologySpec};
 use redeliver_kafka::transaction::Transactions;
 use redeliver_proto::{Message as _, v1};
-use redeliver_testkit::{DEADLINE, EnvBuilder, ServiceProcess, TestEnv, eventually, unique};
+use redeliver_testkit::{CommandOutput, DEADLINE, EnvBuilder, ServiceProcess, TestEnv, eventually, unique};
 use tokio::runtime::Handle;
 
 /// A row, or a record: topic, partition and offset.
@@ -28,7 +28,7 @@ pub(crate) type Key = (String, i32, i64);
 pub(crate) struct LakeEnv {
     pub(crate) base: TestEnv,
     pub(crate) kafka: KafkaSettings,
-    producer: Producer,
+    pub(crate) producer: Producer,
 }
 
 impl LakeEnv {
@@ -162,6 +162,7 @@ impl LakeEnv {
                 write_failure(&mut headers, &failure, Timestamp::from_millis(failed_at));
                 let due = Timestamp::from_millis(failed_at + 5_000);
                 headers.push_text(PROCESS_AFTER, &due.to_string());
+                headers.push_text(RETURN_TOPIC, &Pipeline::new(pipeline).return_topic());
             }
             let output = Output {
                 topic: topic.clone(),
@@ -233,6 +234,44 @@ impl LakeEnv {
         self.base.directory().join("lake")
     }
 
+    /// Writes to a topic until a table has so many files.
+    pub(crate) async fn put_files(&self, table: &str, topic: &Arc<str>, count: usize) {
+        let files = || {
+            let objects = objects(&self.lake().join(table)).into_iter();
+            let files = objects.filter(|path| path.extension().is_some_and(|end| end == "parquet"));
+            files
+                .filter(|path| !path.components().any(|part| part.as_os_str() == "_delta_log"))
+                .count()
+        };
+        let mut before = files();
+        while before < count {
+            self.put(topic, 2).await;
+            before = eventually("there is another file", DEADLINE, || match files() {
+                now if now > before => Ok(now),
+                now => Err(now),
+            });
+        }
+    }
+
+    /// Makes all objects older.
+    pub(crate) fn age(&self, by: Duration) {
+        for object in objects(&self.lake()) {
+            // The service may be renaming it.
+            let Ok(file) = std::fs::File::options().append(true).open(object) else {
+                continue;
+            };
+            let written = file.metadata().unwrap().modified().unwrap();
+            file.set_modified(written - by).unwrap();
+        }
+    }
+
+    /// Maintains the tables, and returns the numbers that are printed about one: files, merged, into, deleted.
+    pub(crate) fn maintain(&self, table: &str) -> Vec<usize> {
+        let maintained = self.base.run("redeliver-lake", &["maintain"]);
+        assert_eq!(maintained.code, Some(0), "{maintained:?}");
+        numbers(&maintained, table)
+    }
+
     /// All rows of a table; none while it is missing.
     pub(crate) fn rows(&self, table: &str) -> Vec<RecordBatch> {
         let location = self.lake();
@@ -290,6 +329,16 @@ impl LakeEnv {
         }
     }
 
+    /// What did not fit into the rows of a table.
+    pub(crate) fn unfit(&self, table: &str) -> Vec<String> {
+        let mut unfit = Vec::new();
+        for rows in self.rows(table) {
+            let column = rows.column_by_name("unfit").unwrap().as_string::<i32>();
+            unfit.extend(column.iter().flatten().map(str::to_owned));
+        }
+        unfit
+    }
+
     /// The rows of `gaps`: how many offsets are missing, by table and cause.
     pub(crate) fn gaps(&self) -> BTreeMap<(String, String), i64> {
         let mut gaps = BTreeMap::new();
@@ -307,6 +356,28 @@ impl LakeEnv {
         }
         gaps
     }
+}
+
+/// The objects in a directory and all directories in it.
+pub(crate) fn objects(directory: &Path) -> Vec<PathBuf> {
+    let mut found = Vec::new();
+    for entry in std::fs::read_dir(directory).unwrap() {
+        let path = entry.unwrap().path();
+        if path.is_dir() {
+            found.extend(objects(&path));
+        } else {
+            found.push(path);
+        }
+    }
+    found
+}
+
+/// The numbers that a command prints about a table; none if it prints nothing about it.
+pub(crate) fn numbers(printed: &CommandOutput, table: &str) -> Vec<usize> {
+    let mut lines = printed.stdout.lines().map(str::split_whitespace);
+    let line = lines.find(|line| line.clone().next() == Some(table));
+    let numbers = line.into_iter().flatten().skip(1);
+    numbers.map(|number| number.parse().unwrap()).collect()
 }
 
 /// Records for both partitions of a topic in turn.

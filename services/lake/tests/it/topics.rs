@@ -2,7 +2,9 @@
 
 use std::sync::Arc;
 
-use redeliver_testkit::kafka_request::{create_partitions, delete_records, delete_topic};
+use redeliver_core::headers::PROCESS_AFTER;
+use redeliver_core::{Headers, Output};
+use redeliver_testkit::kafka_request::{configure_topic, create_partitions, delete_records, delete_topic};
 use redeliver_testkit::{DEADLINE, acls, eventually};
 
 use crate::support::LakeEnv;
@@ -45,6 +47,45 @@ async fn deleted_records_are_in_gaps() {
         }
     });
     env.until_rows("dead_letters", &dead, 14);
+    let checked = env.base.run("redeliver-lake", &["check"]);
+    assert_eq!(checked.code, Some(0), "{checked:?}");
+    for table in ["dead_letters", "outcomes"] {
+        let line = format!("\n  {table} lacks {dead}/0 from 4 until before 6: expired, noticed at 20");
+        assert!(checked.stdout.contains(&line), "{checked:?}");
+    }
+}
+
+/// Whatever Kafka accepts becomes a row, and what comes after it, too.
+#[tokio::test(flavor = "multi_thread")]
+async fn unfit_values_are_null_with_reasons() {
+    let env = LakeEnv::new("lake-unfit");
+    env.create_topics().await;
+    let [_, _, tier] = env.topics();
+    configure_topic(env.base.brokers(), &tier, &[("max.message.bytes", "8000000")]);
+    let state = format!("{}-state", env.base.name()).into();
+    env.create_topic(&state).await;
+    let mut headers = Headers::new();
+    headers.push_text("tenant", &"x".repeat(4 << 20));
+    headers.push_text(PROCESS_AFTER, "292278994-08-17T07:12:55Z");
+    let wild = Output {
+        topic: tier.clone(),
+        partition: Some(0),
+        key: None,
+        value: None,
+        headers,
+    };
+    env.producer.send(&wild).await.unwrap();
+    env.put(&tier, 4).await;
+    env.put_job(&state, i64::MAX, 3_600_000).await;
+    let mut lake = env.spawn("a");
+    lake.until_ready();
+    env.until_complete();
+    env.until_rows("jobs", &state, 1);
+    assert_eq!(
+        env.unfit("attempts"),
+        ["process_after: invalid; headers: too long"]
+    );
+    assert_eq!(env.unfit("jobs"), ["due_at: out of range"]);
 }
 
 /// All of them move in a commit, before and after which the process aborts.

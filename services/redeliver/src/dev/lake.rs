@@ -58,3 +58,16 @@ impl Lake {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn missing_program_names_its_build() {
+        // It is not among the programs of tests.
+        let error = Lake::new(Path::new("tables")).err().unwrap().to_string();
+        let expected = "/redeliver-lake does not exist; build it with: cargo build --package redeliver-lake";
+        assert!(error.ends_with(expected), "{error}");
+    }
+}

@@ -3,23 +3,16 @@
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
 
+use redeliver_testkit::acls::ONLY_GRANTED;
 use redeliver_testkit::certificates::Authority;
+use redeliver_testkit::kafka_tools::{KAFKA_ACLS, KAFKA_CONFIGS, run_script};
 use redeliver_testkit::scratch::Scratch;
 use redeliver_testkit::{LocalKafka, eventually};
 
-use crate::kafka_tools::{KAFKA_ACLS, KAFKA_CONFIGS, run_script};
 use crate::services::path;
 use crate::support::{DEADLINE, PLAN, PipeBuilder, SERVICES, records, words};
 
 const PASSWORD: &str = "hunter2";
-/// The broker itself and the test use another listener, without a password.
-const AUTHORIZER: [(&str, &str); 2] = [
-    (
-        "authorizer.class.name",
-        "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
-    ),
-    ("super.users", "User:ANONYMOUS"),
-];
 
 /// What the broker has denied: user, operation and resource.
 fn denied_to(log: &str) -> BTreeSet<String> {
@@ -48,7 +41,7 @@ fn denied_to(log: &str) -> BTreeSet<String> {
 fn programs_work_with_rendered_permissions_only() {
     let authority = Authority::new().unwrap();
     let kafka =
-        LocalKafka::start_secured_with(&authority.sign().unwrap(), "first", PASSWORD, &AUTHORIZER).unwrap();
+        LocalKafka::start_secured_with(&authority.sign().unwrap(), "first", PASSWORD, &ONLY_GRANTED).unwrap();
     let files = Scratch::new("acls").unwrap();
     let setup = PipeBuilder::new("acls")
         .brokers(&kafka.brokers())

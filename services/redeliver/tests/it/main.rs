@@ -34,7 +34,6 @@ mod health;
 mod http_credentials;
 mod id_prefix;
 mod kafka_credentials;
-mod kafka_tools;
 mod long_wait;
 mod metrics;
 mod msk_iam;

@@ -3,9 +3,9 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
+use redeliver_testkit::kafka_tools::{KAFKA_TOPICS, run_script};
 use redeliver_testkit::{CommandOutput, EnvBuilder, TestEnv, eventually};
 
-use crate::kafka_tools::{KAFKA_TOPICS, run_script};
 use crate::raw;
 
 const PIPELINES: &str = "pipelines:

@@ -1,6 +1,7 @@
 """An object store with a bucket `lake`: moto's S3 on a free port, which it prints. The argument is the share of the requests that fail.
 
-A third of these do not arrive, the answer of a third is lost, and the others are late."""
+A third of these do not arrive, the answer of a third is lost, and the others are late. With a second argument, it replaces any object,
+as stores do that do not know If-None-Match."""
 
 import random
 import sys
@@ -12,6 +13,7 @@ from moto.server import DomainDispatcherApplication, create_backend_app
 from werkzeug.serving import make_server
 
 share = 0.0
+replaces_any = len(sys.argv) > 2
 store = DomainDispatcherApplication(create_backend_app)
 # moto looks whether an object exists and writes it in two steps.
 one_at_a_time = threading.Lock()
@@ -23,6 +25,8 @@ def lost(start_response):
 
 
 def application(environ, start_response):
+    if replaces_any:
+        environ.pop("HTTP_IF_NONE_MATCH", None)
     fault = random.randrange(3) if random.random() < share else None
     if fault == 0:
         environ["wsgi.input"].read(int(environ.get("CONTENT_LENGTH") or 0))

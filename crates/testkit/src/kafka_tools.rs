@@ -3,17 +3,26 @@
 use std::os::unix::fs::PermissionsExt as _;
 use std::process::Command;
 
-use redeliver_testkit::{CommandOutput, TestEnv, local_kafka::kafka_tool, run};
+use crate::local_kafka::kafka_tool;
+use crate::{CommandOutput, TestEnv, run};
 
 /// A script of Kafka's distribution, and the class that it runs.
-pub(crate) struct Tool(&'static str, &'static str);
+#[derive(Debug)]
+pub struct Tool(&'static str, &'static str);
 
-pub(crate) const KAFKA_TOPICS: Tool = Tool("kafka-topics.sh", "org.apache.kafka.tools.TopicCommand");
-pub(crate) const KAFKA_ACLS: Tool = Tool("kafka-acls.sh", "org.apache.kafka.tools.AclCommand");
-pub(crate) const KAFKA_CONFIGS: Tool = Tool("kafka-configs.sh", "kafka.admin.ConfigCommand");
+/// Creates and shows topics.
+pub const KAFKA_TOPICS: Tool = Tool("kafka-topics.sh", "org.apache.kafka.tools.TopicCommand");
+/// Grants permissions.
+pub const KAFKA_ACLS: Tool = Tool("kafka-acls.sh", "org.apache.kafka.tools.AclCommand");
+/// Changes configurations, also of users.
+pub const KAFKA_CONFIGS: Tool = Tool("kafka-configs.sh", "kafka.admin.ConfigCommand");
 
 /// Runs a script that calls this tool, with the broker of the test's environment.
-pub(crate) fn run_script(env: &TestEnv, tool: &Tool, script: &str) -> CommandOutput {
+///
+/// # Panics
+/// If Java is missing, or the script cannot be written or started.
+#[track_caller]
+pub fn run_script(env: &TestEnv, tool: &Tool, script: &str) -> CommandOutput {
     let Tool(name, class) = tool;
     let java = kafka_tool(class).unwrap();
     let quoted = |part: &std::ffi::OsStr| format!("'{}'", part.to_str().unwrap());
