@@ -1,6 +1,7 @@
 //! The console, also that of `redeliver dev`: every page, the command that each page shows, and the forms that change something.
 
 mod browser;
+mod house;
 mod in_browser;
 mod tasks;
 
@@ -349,6 +350,11 @@ struct SignIn {
 impl SignIn {
     /// With these tokens and their scopes, and more settings of the inspector. The endpoint of the pipeline rejects all records.
     fn start(tokens: &[(&str, &str)], settings: &[String]) -> Self {
+        Self::start_with(tokens, settings, "")
+    }
+
+    /// As [`SignIn::start`], with more pipelines, which only the inspector knows.
+    fn start_with(tokens: &[(&str, &str)], settings: &[String], pipelines: &str) -> Self {
         let entry = |(index, (token, scopes)): (usize, &(&str, &str))| {
             let hash: String = Sha256::digest(token)
                 .iter()
@@ -370,7 +376,8 @@ impl SignIn {
         let tokens_file = format!("dlq_inspector.auth.tokens_file={}", file.display());
         let settings = settings.iter().chain([&tokens_file]);
         let arguments: Vec<&str> = settings.flat_map(|setting| ["--set", setting]).collect();
-        let mut inspector = pipe.start("dlq-inspector", "a", &arguments);
+        let env = pipe.env.with_yaml(&(pipe.env.yaml() + pipelines));
+        let mut inspector = env.start("dlq-inspector", "a", &arguments);
         let url = format!("console.inspector.url=http://{}", inspector.word_after(" api="));
         // No other service decides about tokens: nothing listens on port 1.
         let scheduler = "console.scheduler.url=http://127.0.0.1:1";
