@@ -49,8 +49,16 @@ pub(crate) struct Options {
 /// Of the inspector.
 const SURVEYS: &str = "redeliver_dlq_overview_surveys_total";
 
+/// The time after which such a page asks whether the inspector answers.
+const HEARTBEAT: Duration = Duration::from_secs(1);
+
 /// The kinds of requests.
-const KINDS: [&str; 3] = ["live pages", "pages", "pages with a filter"];
+const KINDS: [&str; 4] = [
+    "live pages",
+    "pages",
+    "pages with a filter",
+    "questions of live pages",
+];
 
 /// The times of each kind of request, in milliseconds.
 type Times = [Vec<f64>; KINDS.len()];
@@ -80,7 +88,8 @@ impl Load<'_> {
         let others = every(Duration::from_secs(1) / pages, |number| {
             if number % 10 == 0 { 2 } else { 1 }
         });
-        live.chain(others).collect()
+        let heartbeats = every(HEARTBEAT / viewers, |_| 3);
+        live.chain(others).chain(heartbeats).collect()
     }
 
     async fn run(&self, address: SocketAddr) -> anyhow::Result<Times> {
@@ -190,6 +199,7 @@ pub(crate) async fn run(broker: &Broker, options: &Options, figures: &mut Figure
                 open("headers.tenant%20%3D%20t7"),
                 open("key%20%3D%20key-4711"),
             ],
+            vec!["/silent".to_owned()],
         ],
         client,
     };
@@ -209,7 +219,7 @@ pub(crate) async fn run(broker: &Broker, options: &Options, figures: &mut Figure
     );
     let each = |now: Duration, before: Duration| (now - before).as_secs_f64() * 1_000.0 / requests;
     figures.add(
-        "processor time of a page, console and inspector",
+        "processor time of a request, console and inspector",
         format!(
             "{:.1} and {:.1} ms",
             each(console.cpu_time(), before.0),

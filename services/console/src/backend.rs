@@ -15,12 +15,16 @@ use redeliver_client::{
 };
 use redeliver_core::error_chain::error_chain;
 use redeliver_runtime::config::{ConfigError, Secret};
+use tokio::time::timeout;
 
 use crate::access::Access;
 use crate::config::{BackendConfig, ConsoleConfig};
 
-/// How long a page waits for a service that is silent. A viewer must know within two seconds.
+/// How long a page waits for a service that is silent. Whoever opens it must know within two seconds.
 const PATIENCE: Duration = Duration::from_millis(1_500);
+/// How long an open page waits for an answer to its question whether the inspector is there. It asks each second, so its viewer knows within two, also while the
+/// page is read.
+const HEARTBEAT: Duration = Duration::from_millis(900);
 /// Longer than the patience, which says what is wrong without a second connection that asks for the reason.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
 /// How long it waits for one that works.
@@ -161,6 +165,15 @@ impl Backend {
     pub(crate) async fn access(&self, service: Service) -> Access {
         let client = AccessClient::new(self.connection(service));
         Access::of(client.get(GetAccessRequest {}).await)
+    }
+
+    /// Who does not answer, if it is the inspector: what pages show that stay live is from there.
+    pub(crate) async fn silence(&self) -> Option<String> {
+        let client = AccessClient::new(&self.inspector);
+        let asked = timeout(HEARTBEAT, client.get(GetAccessRequest {})).await;
+        // A refusal is an answer.
+        let is_silent = matches!(asked, Err(_) | Ok(Err(ClientError::Unreachable { .. })));
+        is_silent.then(|| format!("{} does not answer", name_of(self.inspector.url())))
     }
 
     fn connection(&self, service: Service) -> &Connection {

@@ -20,6 +20,7 @@ use axum::Router;
 use axum::response::Response;
 use axum::routing::get;
 
+use crate::backend::Backend;
 use crate::page::{Failed, Problem};
 
 pub(crate) fn routes() -> Router {
@@ -41,7 +42,13 @@ pub(crate) fn routes() -> Router {
         .route("/schedules/{id}", get(schedules::one))
         .route("/trace", get(trace::page))
         .route("/audit", get(audit::page))
+        .route("/silent", get(silent))
         .merge(act::routes())
+}
+
+/// For the script of an open page, which asks each second: who does not answer, or nothing.
+async fn silent(backend: Backend) -> String {
+    backend.silence().await.unwrap_or_default()
 }
 
 pub(crate) async fn not_found() -> Response {
