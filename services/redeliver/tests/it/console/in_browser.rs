@@ -75,7 +75,7 @@ pub(super) fn command(greeting: &str, arguments: &[&str]) {
 }
 
 /// Something of each kind, in each state that has other buttons.
-fn prepare(house: &House) {
+pub(super) fn prepare(house: &House) {
     let console = house.console;
     let cli = |arguments: &[&str]| house.command(arguments);
     let name = house.pipe.name();
