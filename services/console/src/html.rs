@@ -50,6 +50,49 @@ pub(crate) fn escaped(text: &str) -> String {
     html
 }
 
+/// What the template of a group has in place of the parts that differ between its dead letters.
+const PLACEHOLDERS: [&str; 7] = [
+    "<url>", "<quoted>", "<time>", "<host>", "<id>", "<hex>", "<number>",
+];
+
+/// A template with its varying parts marked.
+pub(crate) fn template(template: impl AsRef<str>) -> Safe<String> {
+    let mut rest = template.as_ref();
+    let mut html = String::new();
+    while let Some((at, placeholder)) = PLACEHOLDERS
+        .into_iter()
+        .filter_map(|placeholder| Some((rest.find(placeholder)?, placeholder)))
+        .min()
+    {
+        let _ = write!(
+            html,
+            "{}<span class=\"varies\">{}</span>",
+            escaped(&rest[..at]),
+            escaped(placeholder)
+        );
+        rest = &rest[at + placeholder.len()..];
+    }
+    Safe(html + &escaped(rest))
+}
+
+/// A text with a mark at a character, counted from 1, or behind its end.
+pub(crate) fn marked(text: &str, character: usize) -> Safe<String> {
+    let from = text
+        .char_indices()
+        .nth(character.saturating_sub(1))
+        .map_or(text.len(), |(at, _)| at);
+    let (before, rest) = text.split_at(from);
+    let end = rest.chars().next().map_or(0, char::len_utf8);
+    let (wrong, after) = rest.split_at(end);
+    let wrong = if wrong.trim().is_empty() { "␣" } else { wrong };
+    Safe(format!(
+        "{}<mark>{}</mark>{}",
+        escaped(before),
+        escaped(wrong),
+        escaped(after)
+    ))
+}
+
 fn code_point(c: char) -> String {
     format!("U+{:04X}", u32::from(c))
 }
@@ -363,6 +406,28 @@ mod tests {
             shown.contains("U+202E") && shown.contains('␛') && shown.contains('␀'),
             "{shown}"
         );
+    }
+
+    #[test]
+    fn varying_parts_are_marked() {
+        assert_eq!(
+            template("POST <url>: <b> <number>").0,
+            "POST <span class=\"varies\">&#60;url&#62;</span>: &#60;b&#62; <span class=\"varies\">&#60;number&#62;</span>"
+        );
+        assert_eq!(template("no answer").0, "no answer");
+    }
+
+    #[test]
+    fn wrong_characters_are_marked() {
+        for (character, expected) in [
+            (1, "<mark>ü</mark>b&#60;"),
+            (2, "ü<mark>b</mark>&#60;"),
+            (3, "üb<mark>&#60;</mark>"),
+            (4, "üb&#60;<mark>␣</mark>"),
+            (9, "üb&#60;<mark>␣</mark>"),
+        ] {
+            assert_eq!(marked("üb<", character).0, expected, "{character}");
+        }
     }
 
     #[test]
