@@ -8,7 +8,7 @@ use axum::http::StatusCode;
 use axum::http::request::Parts;
 use axum::middleware::Next;
 use axum::response::Response;
-use redeliver_client::messages::GetAccessRequest;
+use redeliver_client::messages::{GetAccessRequest, GetAccessResponse};
 use redeliver_client::{
     AccessClient, AuditClient, ClientError, Connection, ControlClient, DeadLetterClient, Endpoint, JobClient,
     OverviewClient, RedriveClient, ScheduleClient, WaitingClient,
@@ -163,14 +163,21 @@ impl Backend {
 
     /// What the viewer may do in a service.
     pub(crate) async fn access(&self, service: Service) -> Access {
+        Access::of(self.permissions(service).await)
+    }
+
+    /// The scopes of the viewer in a service.
+    ///
+    /// # Errors
+    /// If the service is unavailable, or does not accept the token.
+    pub(crate) async fn permissions(&self, service: Service) -> Result<GetAccessResponse, ClientError> {
         let client = AccessClient::new(self.connection(service));
-        Access::of(client.get(GetAccessRequest {}).await)
+        client.get(GetAccessRequest {}).await
     }
 
     /// Who does not answer, if it is the inspector: what pages show that stay live is from there.
     pub(crate) async fn silence(&self) -> Option<String> {
-        let client = AccessClient::new(&self.inspector);
-        let asked = timeout(HEARTBEAT, client.get(GetAccessRequest {})).await;
+        let asked = timeout(HEARTBEAT, self.permissions(Service::Inspector)).await;
         // A refusal is an answer.
         let is_silent = matches!(asked, Err(_) | Ok(Err(ClientError::Unreachable { .. })));
         is_silent.then(|| format!("{} does not answer", name_of(self.inspector.url())))

@@ -42,6 +42,7 @@ pub(crate) const NAVIGATION: [(&str, &[Entry]); 4] = [
             ("/find", "Find", 'f'),
             ("/trace", "Trace", 't'),
             ("/audit", "Audit", 'a'),
+            ("/permissions", "Your permissions", 'p'),
         ],
     ),
 ];

@@ -9,6 +9,7 @@ mod groups;
 mod jobs;
 mod letters;
 mod now;
+mod permissions;
 mod pipeline;
 mod proof;
 mod redrives;
@@ -42,6 +43,7 @@ pub(crate) fn routes() -> Router {
         .route("/schedules/{id}", get(schedules::one))
         .route("/trace", get(trace::page))
         .route("/audit", get(audit::page))
+        .route("/permissions", get(permissions::page))
         .route("/silent", get(silent))
         .merge(act::routes())
 }

@@ -475,8 +475,12 @@ fn viewers_see_what_their_tokens_permit() {
         (reader.as_str(), 200, "No dead letter"),
         ("other", 403, "Needs the scope dead-letters:read"),
     ] {
-        let page = system.get(&system.session(token), "/letters");
+        let session = system.session(token);
+        let page = system.get(&session, "/letters");
         assert!(page.status == status && page.body.contains(shown), "{page:?}");
+        let (_, scope) = tokens.into_iter().find(|(known, _)| *known == token).unwrap();
+        let page = system.get(&session, "/permissions");
+        assert!(page.status == 200 && page.body.contains(scope), "{page:?}");
     }
     system.console.shut_down();
 }
