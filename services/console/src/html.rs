@@ -11,6 +11,7 @@ use redeliver_client::convert::from_timestamp;
 use redeliver_client::messages::Position;
 use redeliver_core::json::indented;
 use redeliver_core::terminal::is_harmful;
+use serde::Deserialize;
 
 /// A text with HTML characters escaped, and with controls and bidirectional marks replaced by visible symbols: they could hide or
 /// reorder what is around them.
@@ -286,7 +287,19 @@ pub(crate) fn trend(counts: &[u64]) -> Safe<String> {
     bars(counts, "spark", &label)
 }
 
-/// Bytes of a record as a person reads them best, or their beginning.
+/// How a viewer wants to see bytes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum Form {
+    /// As a person reads them best.
+    #[default]
+    Best,
+    /// As they are, if they are UTF-8.
+    Text,
+    Hex,
+}
+
+/// Bytes of a record in a form, or their beginning.
 pub(crate) struct Shown {
     pub(crate) kind: &'static str,
     text: String,
@@ -299,7 +312,13 @@ const SHOWN_HEX: usize = 4 << 10;
 
 impl Shown {
     pub(crate) fn of(value: &[u8]) -> Self {
-        if let Some(text) = indented(value, SHOWN) {
+        Self::in_form(value, Form::Best)
+    }
+
+    pub(crate) fn in_form(value: &[u8], form: Form) -> Self {
+        if form == Form::Best
+            && let Some(text) = indented(value, SHOWN)
+        {
             let is_cut = text.len() >= SHOWN;
             return Self {
                 kind: "JSON",
@@ -308,7 +327,7 @@ impl Shown {
             };
         }
         let beginning = &value[..value.len().min(SHOWN)];
-        match text_of(beginning) {
+        match text_of(beginning).filter(|_| form != Form::Hex) {
             Some(text) => Self {
                 kind: "text",
                 text: text.to_owned(),
@@ -485,6 +504,12 @@ mod tests {
         assert_eq!(shown(b"{\"a\":[1]}"), ("JSON", false));
         assert_eq!(shown(b"[1"), ("text", false));
         assert_eq!(shown(&[0xff, 0x00]), ("hex", false));
+        let kind = |value: &[u8], form| Shown::in_form(value, form).kind;
+        assert_eq!(
+            (kind(b"[1]", Form::Text), kind(b"[1]", Form::Hex)),
+            ("text", "hex")
+        );
+        assert_eq!(kind(&[0xff], Form::Text), "hex");
         assert_eq!(Shown::of(b"[1e999999]").to_string(), "[\n  1e999999\n]\n");
         assert_eq!(shown(&[0xff; SHOWN_HEX + 1]), ("hex", true));
         assert_eq!(shown("ü".repeat(SHOWN).as_bytes()), ("text", true));

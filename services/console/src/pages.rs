@@ -34,6 +34,10 @@ pub(crate) fn routes() -> Router {
         .route("/groups/{id}", get(groups::one))
         .route("/letters", get(letters::list))
         .route("/letters/{topic}/{partition}/{offset}", get(letters::one))
+        .route(
+            "/letters/{topic}/{partition}/{offset}/payload",
+            get(letters::payload),
+        )
         .route("/redrives", get(redrives::list))
         .route("/redrives/{id}", get(redrives::one))
         .route("/waiting", get(waiting::page))

@@ -318,18 +318,33 @@ fn pages_and_their_commands_work() {
         ("/letters?filter=error_class%20%3D%20%22permanent%22", "docs-dlq/"),
         (&letter, "Trace the record"),
         (&format!("{letter}?life=1"), "class=\"timeline\""),
+        (&format!("{letter}?form=hex"), "000000  7b "),
         ("/redrives", "No redrive was planned yet"),
         ("/waiting?scan=counts&pipeline=docs", "30s"),
         ("/waiting?scan=records&place=30s&code=http.500", "docs-retry-30s/"),
         (&job, "Application"),
         ("/jobs?app=docs", "scheduled"),
         ("/jobs", "Due now"),
+        ("/jobs?until=30d", "Idempotency key"),
         ("/schedules", "No schedule"),
         ("/trace?position=docs/0/0", "entered the pipeline"),
         ("/audit?action=dead-letters.*&since=1h", "dead-letters.get"),
     ] {
         check(console, config, page, shown);
     }
+    let payload = http::exchange(
+        Method::GET,
+        console,
+        &format!("{letter}/payload"),
+        &[],
+        String::new(),
+    );
+    let payload = payload.unwrap();
+    assert!(
+        payload.status == 200 && payload.body.contains("number"),
+        "{payload:?}"
+    );
+    assert_eq!(payload.headers["content-type"], "application/octet-stream");
     for (text, page) in [
         ("doc", "/pipelines/docs"),
         ("HTTP.422", &group),
@@ -341,6 +356,7 @@ fn pages_and_their_commands_work() {
         ("/groups/0000000000000000", 404),
         ("/letters/docs-dlq/0/999999", 404),
         ("/jobs/nonsense", 400),
+        ("/jobs?from=soon", 400),
         ("/trace?position=nonsense", 400),
         ("/groups?filter=nonsense", 400),
         ("/letters/docs-dlq/x/1", 400),
