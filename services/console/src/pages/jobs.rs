@@ -145,7 +145,12 @@ pub(crate) async fn list(backend: Backend, Query(parameters): Query<Parameters>)
             // The next page is of the same times.
             let [from, until] =
                 [from, until].map(|time| time.and_then(Timestamp::to_rfc3339).unwrap_or_default());
-            let same = [("app", app), ("from", &from), ("until", &until), ("page", &token)];
+            let same = [
+                ("app", app),
+                ("from", &*from),
+                ("until", &*until),
+                ("page", &*token),
+            ];
             let next = (!token.is_empty()).then(|| address(SECTION, &same));
             let row = |job: Job| Row {
                 link: segment(SECTION, &job.id),
