@@ -1,4 +1,4 @@
-//! `bench console`: pages of a console and an inspector that has indexed many dead letters, for many viewers, next to a static page.
+//! `bench console`: pages of a console for many viewers, with an inspector that has indexed many dead letters and a scheduler, next to a static page.
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::time::Duration;
@@ -8,6 +8,7 @@ use axum::Router;
 use axum::response::Html;
 use axum::routing::get;
 use futures::future::try_join_all;
+use redeliver_core::{Clock as _, SystemClock};
 use tokio::net::TcpListener;
 use tokio::time::{Instant, sleep_until};
 
@@ -15,6 +16,8 @@ use crate::dlq::{self, Inspector};
 use crate::figures::{Distribution, Figures};
 use crate::kafka::Broker;
 use crate::process::Running;
+use crate::redis::Redis;
+use crate::scheduler::env::{self, SchedulerEnv};
 
 const PARTITIONS: i32 = 4;
 const PIPELINES: usize = 20;
@@ -35,10 +38,27 @@ pub(crate) struct Options {
     /// Seconds of load
     #[arg(long, default_value_t = 60)]
     seconds: u32,
+    /// Waiting jobs of the next hour
+    #[arg(long, default_value_t = 10_000)]
+    jobs: usize,
+    /// URL of the Redis to use; all its data is deleted
+    #[arg(long, env = "REDIS_URL")]
+    redis: String,
 }
 
+/// Of the inspector.
+const SURVEYS: &str = "redeliver_dlq_overview_surveys_total";
+
+/// The time after which such a page asks whether the inspector answers.
+const HEARTBEAT: Duration = Duration::from_secs(1);
+
 /// The kinds of requests.
-const KINDS: [&str; 3] = ["live pages", "pages", "pages with a filter"];
+const KINDS: [&str; 4] = [
+    "live pages",
+    "pages",
+    "pages with a filter",
+    "questions of live pages",
+];
 
 /// The times of each kind of request, in milliseconds.
 type Times = [Vec<f64>; KINDS.len()];
@@ -68,7 +88,8 @@ impl Load<'_> {
         let others = every(Duration::from_secs(1) / pages, |number| {
             if number % 10 == 0 { 2 } else { 1 }
         });
-        live.chain(others).collect()
+        let heartbeats = every(HEARTBEAT / viewers, |_| 3);
+        live.chain(others).chain(heartbeats).collect()
     }
 
     async fn run(&self, address: SocketAddr) -> anyhow::Result<Times> {
@@ -125,10 +146,24 @@ pub(crate) async fn run(broker: &Broker, options: &Options, figures: &mut Figure
     )?;
     inspector.until_ready()?;
 
-    // The port is free once the listener is dropped. If another process takes it first, the console does not start.
-    let listen = std::net::TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?.local_addr()?;
+    // The ports are free once the listeners are dropped. If another process takes one first, the service does not start.
+    let free = || std::net::TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?.local_addr();
+    let (listen, scheduler_listen) = (free()?, free()?);
+    let mut redis = Redis::connect(&options.redis)?;
+    let scheduler = SchedulerEnv::build(broker, &mut redis, "console-jobs")
+        .await?
+        .listening_at(scheduler_listen);
+    let scheduling = scheduler.start_and_wait("a")?;
+    let now = SystemClock.now();
+    let hour = Duration::from_secs(3_600).as_secs_f64();
+    scheduler.schedule(options.jobs, |number| {
+        let share = number as f64 / options.jobs as f64;
+        now.after(Duration::from_secs_f64(hour * share))
+    })?;
+    env::wait_accepted(&scheduling, options.jobs)?;
+    env::wait_indexed(&scheduling)?;
     let config = format!(
-        "console: {{ listen: '{listen}', inspector: {{ url: 'http://{}' }} }}\n",
+        "console: {{ listen: '{listen}', inspector: {{ url: 'http://{}' }}, scheduler: {{ url: 'http://{scheduler_listen}' }} }}\n",
         inspector.listen
     );
     let console = Running::start("console", &broker.name("console"), &config)?;
@@ -153,6 +188,9 @@ pub(crate) async fn run(broker: &Broker, options: &Options, figures: &mut Figure
                 "/letters".to_owned(),
                 "/redrives".to_owned(),
                 "/audit".to_owned(),
+                "/due".to_owned(),
+                "/jobs".to_owned(),
+                "/schedules".to_owned(),
                 format!("/letters/{}/0/0", letters[0]),
                 pipeline,
             ],
@@ -161,18 +199,27 @@ pub(crate) async fn run(broker: &Broker, options: &Options, figures: &mut Figure
                 open("headers.tenant%20%3D%20t7"),
                 open("key%20%3D%20key-4711"),
             ],
+            vec!["/silent".to_owned()],
         ],
         client,
     };
     let before = (console.cpu_time(), inspector.process.cpu_time());
+    let surveyed = inspector.process.metric(SURVEYS)?;
+    let started = Instant::now();
     let times = load.run(listen).await?;
+    let elapsed = started.elapsed();
+    let surveyed = inspector.process.metric(SURVEYS)? - surveyed;
     let requests = load.plan().len() as f64;
     for (kind, millis) in KINDS.iter().zip(times) {
-        figures.add(kind, Distribution::of(millis));
+        figures.add(format!("{kind} (goal p99 100 ms)"), Distribution::of(millis));
     }
+    figures.add(
+        "surveys of Kafka for all viewers (goal 1/s)",
+        format!("{surveyed:.0} in {:.0} s", elapsed.as_secs_f64()),
+    );
     let each = |now: Duration, before: Duration| (now - before).as_secs_f64() * 1_000.0 / requests;
     figures.add(
-        "processor time of a page, console and inspector",
+        "processor time of a request, console and inspector",
         format!(
             "{:.1} and {:.1} ms",
             each(console.cpu_time(), before.0),
@@ -180,11 +227,11 @@ pub(crate) async fn run(broker: &Broker, options: &Options, figures: &mut Figure
         ),
     );
     figures.add(
-        "memory, console and inspector",
+        "most memory of the console (goal 128 MiB), and of the inspector since its start",
         format!(
             "{:.0} and {:.0} MiB",
-            console.rss_mib()?,
-            inspector.process.rss_mib()?
+            console.peak_rss_mib()?,
+            inspector.process.peak_rss_mib()?
         ),
     );
 
@@ -202,6 +249,8 @@ pub(crate) async fn run(broker: &Broker, options: &Options, figures: &mut Figure
     );
 
     console.stop()?;
+    scheduling.stop()?;
+    scheduler.tear_down().await?;
     inspector.process.stop()?;
     broker.delete(&names).await?;
     std::fs::remove_dir_all(&data).context("removing the index")

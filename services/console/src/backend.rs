@@ -8,19 +8,23 @@ use axum::http::StatusCode;
 use axum::http::request::Parts;
 use axum::middleware::Next;
 use axum::response::Response;
-use redeliver_client::messages::GetAccessRequest;
+use redeliver_client::messages::{GetAccessRequest, GetAccessResponse};
 use redeliver_client::{
     AccessClient, AuditClient, ClientError, Connection, ControlClient, DeadLetterClient, Endpoint, JobClient,
     OverviewClient, RedriveClient, ScheduleClient, WaitingClient,
 };
 use redeliver_core::error_chain::error_chain;
 use redeliver_runtime::config::{ConfigError, Secret};
+use tokio::time::timeout;
 
 use crate::access::Access;
 use crate::config::{BackendConfig, ConsoleConfig};
 
-/// How long a page waits for a service that is silent. A viewer must know within two seconds.
+/// How long a page waits for a service that is silent. Whoever opens it must know within two seconds.
 const PATIENCE: Duration = Duration::from_millis(1_500);
+/// How long an open page waits for an answer to its question whether the inspector is there. It asks each second, so its viewer knows within two, also while the
+/// page is read.
+const HEARTBEAT: Duration = Duration::from_millis(900);
 /// Longer than the patience, which says what is wrong without a second connection that asks for the reason.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
 /// How long it waits for one that works.
@@ -159,8 +163,24 @@ impl Backend {
 
     /// What the viewer may do in a service.
     pub(crate) async fn access(&self, service: Service) -> Access {
+        Access::of(self.permissions(service).await)
+    }
+
+    /// The scopes of the viewer in a service.
+    ///
+    /// # Errors
+    /// If the service is unavailable, or does not accept the token.
+    pub(crate) async fn permissions(&self, service: Service) -> Result<GetAccessResponse, ClientError> {
         let client = AccessClient::new(self.connection(service));
-        Access::of(client.get(GetAccessRequest {}).await)
+        client.get(GetAccessRequest {}).await
+    }
+
+    /// Who does not answer, if it is the inspector: what pages show that stay live is from there.
+    pub(crate) async fn silence(&self) -> Option<String> {
+        let asked = timeout(HEARTBEAT, self.permissions(Service::Inspector)).await;
+        // A refusal is an answer.
+        let is_silent = matches!(asked, Err(_) | Ok(Err(ClientError::Unreachable { .. })));
+        is_silent.then(|| format!("{} does not answer", name_of(self.inspector.url())))
     }
 
     fn connection(&self, service: Service) -> &Connection {

@@ -11,6 +11,7 @@ use redeliver_client::convert::from_timestamp;
 use redeliver_client::messages::Position;
 use redeliver_core::json::indented;
 use redeliver_core::terminal::is_harmful;
+use serde::Deserialize;
 
 /// A text with HTML characters escaped, and with controls and bidirectional marks replaced by visible symbols: they could hide or
 /// reorder what is around them.
@@ -48,6 +49,49 @@ pub(crate) fn escaped(text: &str) -> String {
         html.push_str("</span>");
     }
     html
+}
+
+/// What the template of a group has in place of the parts that differ between its dead letters.
+const PLACEHOLDERS: [&str; 7] = [
+    "<url>", "<quoted>", "<time>", "<host>", "<id>", "<hex>", "<number>",
+];
+
+/// A template with its varying parts marked.
+pub(crate) fn template(template: impl AsRef<str>) -> Safe<String> {
+    let mut rest = template.as_ref();
+    let mut html = String::new();
+    while let Some((at, placeholder)) = PLACEHOLDERS
+        .into_iter()
+        .filter_map(|placeholder| Some((rest.find(placeholder)?, placeholder)))
+        .min()
+    {
+        let _ = write!(
+            html,
+            "{}<span class=\"varies\">{}</span>",
+            escaped(&rest[..at]),
+            escaped(placeholder)
+        );
+        rest = &rest[at + placeholder.len()..];
+    }
+    Safe(html + &escaped(rest))
+}
+
+/// A text with a mark at a character, counted from 1, or behind its end.
+pub(crate) fn marked(text: &str, character: usize) -> Safe<String> {
+    let from = text
+        .char_indices()
+        .nth(character.saturating_sub(1))
+        .map_or(text.len(), |(at, _)| at);
+    let (before, rest) = text.split_at(from);
+    let end = rest.chars().next().map_or(0, char::len_utf8);
+    let (wrong, after) = rest.split_at(end);
+    let wrong = if wrong.trim().is_empty() { "␣" } else { wrong };
+    Safe(format!(
+        "{}<mark>{}</mark>{}",
+        escaped(before),
+        escaped(wrong),
+        escaped(after)
+    ))
 }
 
 fn code_point(c: char) -> String {
@@ -243,7 +287,19 @@ pub(crate) fn trend(counts: &[u64]) -> Safe<String> {
     bars(counts, "spark", &label)
 }
 
-/// Bytes of a record as a person reads them best, or their beginning.
+/// How a viewer wants to see bytes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum Form {
+    /// As a person reads them best.
+    #[default]
+    Best,
+    /// As they are, if they are UTF-8.
+    Text,
+    Hex,
+}
+
+/// Bytes of a record in a form, or their beginning.
 pub(crate) struct Shown {
     pub(crate) kind: &'static str,
     text: String,
@@ -256,7 +312,13 @@ const SHOWN_HEX: usize = 4 << 10;
 
 impl Shown {
     pub(crate) fn of(value: &[u8]) -> Self {
-        if let Some(text) = indented(value, SHOWN) {
+        Self::in_form(value, Form::Best)
+    }
+
+    pub(crate) fn in_form(value: &[u8], form: Form) -> Self {
+        if form == Form::Best
+            && let Some(text) = indented(value, SHOWN)
+        {
             let is_cut = text.len() >= SHOWN;
             return Self {
                 kind: "JSON",
@@ -265,7 +327,7 @@ impl Shown {
             };
         }
         let beginning = &value[..value.len().min(SHOWN)];
-        match text_of(beginning) {
+        match text_of(beginning).filter(|_| form != Form::Hex) {
             Some(text) => Self {
                 kind: "text",
                 text: text.to_owned(),
@@ -366,6 +428,28 @@ mod tests {
     }
 
     #[test]
+    fn varying_parts_are_marked() {
+        assert_eq!(
+            template("POST <url>: <b> <number>").0,
+            "POST <span class=\"varies\">&#60;url&#62;</span>: &#60;b&#62; <span class=\"varies\">&#60;number&#62;</span>"
+        );
+        assert_eq!(template("no answer").0, "no answer");
+    }
+
+    #[test]
+    fn wrong_characters_are_marked() {
+        for (character, expected) in [
+            (1, "<mark>ü</mark>b&#60;"),
+            (2, "ü<mark>b</mark>&#60;"),
+            (3, "üb<mark>&#60;</mark>"),
+            (4, "üb&#60;<mark>␣</mark>"),
+            (9, "üb&#60;<mark>␣</mark>"),
+        ] {
+            assert_eq!(marked("üb<", character).0, expected, "{character}");
+        }
+    }
+
+    #[test]
     fn durations_have_two_units() {
         let cases = [
             (0, "0 ms"),
@@ -420,6 +504,12 @@ mod tests {
         assert_eq!(shown(b"{\"a\":[1]}"), ("JSON", false));
         assert_eq!(shown(b"[1"), ("text", false));
         assert_eq!(shown(&[0xff, 0x00]), ("hex", false));
+        let kind = |value: &[u8], form| Shown::in_form(value, form).kind;
+        assert_eq!(
+            (kind(b"[1]", Form::Text), kind(b"[1]", Form::Hex)),
+            ("text", "hex")
+        );
+        assert_eq!(kind(&[0xff], Form::Text), "hex");
         assert_eq!(Shown::of(b"[1e999999]").to_string(), "[\n  1e999999\n]\n");
         assert_eq!(shown(&[0xff; SHOWN_HEX + 1]), ("hex", true));
         assert_eq!(shown("ü".repeat(SHOWN).as_bytes()), ("text", true));

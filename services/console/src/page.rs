@@ -1,6 +1,7 @@
 //! What pages share: the frame, problems in place of what could not be read, and addresses.
 
 use askama::Template;
+use askama::filters::Safe;
 use axum::http::StatusCode;
 use axum::response::{Html, IntoResponse, Response};
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
@@ -41,6 +42,7 @@ pub(crate) const NAVIGATION: [(&str, &[Entry]); 4] = [
             ("/find", "Find", 'f'),
             ("/trace", "Trace", 't'),
             ("/audit", "Audit", 'a'),
+            ("/permissions", "Your permissions", 'p'),
         ],
     ),
 ];
@@ -172,6 +174,14 @@ impl Problem {
     /// Whether another revision was expected. Then nothing was changed.
     pub(crate) fn is_about_revision(&self) -> bool {
         self.title == CHANGED_MEANWHILE
+    }
+
+    /// A filter with a mark where it is wrong, if the problem is about a place in it.
+    pub(crate) fn marked(&self, filter: &str) -> Option<Safe<String>> {
+        let (_, place) = self.detail.rsplit_once(" at character ")?;
+        let end = place.find(|c: char| !c.is_ascii_digit()).unwrap_or(place.len());
+        let character = place[..end].parse().ok()?;
+        (self.status == StatusCode::BAD_REQUEST).then(|| html::marked(filter, character))
     }
 
     /// Where to sign in with another token, if that helps.
@@ -380,6 +390,14 @@ mod tests {
         );
         assert_eq!(shown, "/letters?filter=a%20%3D%20%22b%26c%22&page=x%2Fy");
         assert_eq!(segment("/jobs", "../x"), "/jobs/..%2Fx");
+    }
+
+    #[test]
+    fn filters_are_marked_where_wrong() {
+        let problem = |detail: &str| Problem::invalid(detail).marked("a = = 1").map(|html| html.0);
+        let shown = problem("filter: expected a value at character 5 (INVALID_ARGUMENT)");
+        assert_eq!(shown.as_deref(), Some("a = <mark>=</mark> 1"));
+        assert_eq!(problem("page_token: of another filter"), None);
     }
 
     #[test]

@@ -9,6 +9,7 @@ mod groups;
 mod jobs;
 mod letters;
 mod now;
+mod permissions;
 mod pipeline;
 mod proof;
 mod redrives;
@@ -20,6 +21,7 @@ use axum::Router;
 use axum::response::Response;
 use axum::routing::get;
 
+use crate::backend::Backend;
 use crate::page::{Failed, Problem};
 
 pub(crate) fn routes() -> Router {
@@ -32,6 +34,10 @@ pub(crate) fn routes() -> Router {
         .route("/groups/{id}", get(groups::one))
         .route("/letters", get(letters::list))
         .route("/letters/{topic}/{partition}/{offset}", get(letters::one))
+        .route(
+            "/letters/{topic}/{partition}/{offset}/payload",
+            get(letters::payload),
+        )
         .route("/redrives", get(redrives::list))
         .route("/redrives/{id}", get(redrives::one))
         .route("/waiting", get(waiting::page))
@@ -41,7 +47,14 @@ pub(crate) fn routes() -> Router {
         .route("/schedules/{id}", get(schedules::one))
         .route("/trace", get(trace::page))
         .route("/audit", get(audit::page))
+        .route("/permissions", get(permissions::page))
+        .route("/silent", get(silent))
         .merge(act::routes())
+}
+
+/// For the script of an open page, which asks each second: who does not answer, or nothing.
+async fn silent(backend: Backend) -> String {
+    backend.silence().await.unwrap_or_default()
 }
 
 pub(crate) async fn not_found() -> Response {

@@ -2,6 +2,8 @@
 "use strict";
 
 const LIVE_INTERVAL = 2000;
+// Between questions whether the services answer at all: with the patience of the console, a viewer knows within two seconds.
+const HEARTBEAT = 1000;
 
 function showTimes(root) {
   const zoned = new Intl.DateTimeFormat("sv", {
@@ -110,10 +112,10 @@ function morph(fresh) {
   return problem;
 }
 
-function showSilence(problem) {
+function showSilence(who) {
   const silent = document.getElementById("silent");
-  silent.hidden = !problem;
-  if (problem) silent.textContent = `${problem.querySelector("strong").textContent}. What it has answered before is still shown.`;
+  silent.hidden = !who;
+  if (who) silent.textContent = `${who}. What it has answered before is still shown.`;
 }
 
 function showStale(why) {
@@ -136,7 +138,7 @@ async function refresh() {
     }
     if (!fresh) throw new Error(`no page in an answer with status ${response.status}`);
     enhance(fresh);
-    if (!isInUse()) showSilence(morph(fresh));
+    if (!isInUse()) showSilence(morph(fresh)?.querySelector("strong").textContent);
     showStale(null);
   } catch {
     showStale("the console does not answer");
@@ -147,11 +149,25 @@ async function refresh() {
   }
 }
 
+// A page is read for as long as a service is silent; this is told earlier.
+async function listen() {
+  if (isSignedOut || passing(document.getElementById("page"))) return;
+  try {
+    const response = await fetch("/silent", { signal: AbortSignal.timeout(LIVE_INTERVAL) });
+    const who = response.ok && await response.text();
+    if (who && !isInUse()) showSilence(who);
+  } catch {
+    // Reading the page tells that the console does not answer.
+  }
+}
+
 async function stayCurrent() {
-  for (;;) {
-    await new Promise((done) => setTimeout(done, LIVE_INTERVAL));
+  for (let beat = 1; ; beat++) {
+    await new Promise((done) => setTimeout(done, HEARTBEAT));
     const isLive = document.querySelector("#page [data-live], #page [data-passes], #silent:not([hidden])");
-    if (isLive && document.visibilityState === "visible" && !isInUse()) await refresh();
+    if (!isLive || document.visibilityState !== "visible" || isInUse()) continue;
+    if (beat * HEARTBEAT % LIVE_INTERVAL === 0) refresh();
+    await listen();
   }
 }
 

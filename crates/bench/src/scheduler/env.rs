@@ -1,5 +1,6 @@
 //! The environment of a scheduler: topics, Redis keys, processes, and job requests.
 
+use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -20,12 +21,14 @@ pub(super) const BULK: &str = "bulk";
 pub(super) const TRICKLE: &str = "trickle";
 
 #[derive(Clone)]
-pub(super) struct SchedulerEnv {
+pub(crate) struct SchedulerEnv {
     pub(super) broker: Broker,
     name: String,
     redis: String,
     /// The number of further applications, whose jobs go to the topic of [`BULK`].
     apps: usize,
+    /// The address of the API.
+    listen: SocketAddr,
 }
 
 /// A job to request.
@@ -39,7 +42,7 @@ pub(super) struct JobSpec {
 
 impl SchedulerEnv {
     /// Creates an environment with an empty Redis.
-    pub(super) async fn build(broker: &Broker, redis: &mut Redis, name: &str) -> anyhow::Result<Self> {
+    pub(crate) async fn build(broker: &Broker, redis: &mut Redis, name: &str) -> anyhow::Result<Self> {
         redis.empty()?;
         Self::on(broker, &redis.url, name).await
     }
@@ -51,6 +54,7 @@ impl SchedulerEnv {
             name: broker.name(name),
             redis: redis.to_owned(),
             apps: 0,
+            listen: (Ipv4Addr::LOCALHOST, 0).into(),
         };
         // The scheduler creates its own topics.
         env.broker
@@ -62,6 +66,11 @@ impl SchedulerEnv {
     /// With this number of further applications.
     pub(super) fn with_apps(self, apps: usize) -> Self {
         Self { apps, ..self }
+    }
+
+    /// With the API of its only process at this address.
+    pub(crate) fn listening_at(self, listen: SocketAddr) -> Self {
+        Self { listen, ..self }
     }
 
     fn topic(&self, suffix: &str) -> String {
@@ -99,7 +108,7 @@ impl SchedulerEnv {
 kafka: {{ brokers: '{}', static_membership: {is_static}, topics: {{ create: true, partitions: {PARTITIONS} }} }}
 redis: {{ url: '{}', prefix: '{}' }}
 scheduler:
-  listen: 127.0.0.1:0
+  listen: '{}'
   group: {}
   topics: {{ ingest: {}, state: {}, dlq: {}, answers: {} }}
   apps: {{ {BULK}: {{ topic: {} }}, {TRICKLE}: {{ topic: {} }}{} }}
@@ -108,6 +117,7 @@ scheduler:
             self.broker.address,
             self.redis,
             self.name,
+            self.listen,
             self.topic("group"),
             topic("ingest"),
             topic("state"),
@@ -121,7 +131,7 @@ scheduler:
     }
 
     /// As [`SchedulerEnv::start`], and waits until the process serves all shards.
-    pub(super) fn start_and_wait(&self, instance: &str) -> anyhow::Result<Running> {
+    pub(crate) fn start_and_wait(&self, instance: &str) -> anyhow::Result<Running> {
         let process = self.start(instance, false)?;
         process.wait_until_ready()?;
         wait_until("all shards are live", TIMEOUT, || {
@@ -157,7 +167,7 @@ scheduler:
     }
 
     /// Writes `count` requests as fast as possible, to all partitions in turn.
-    pub(super) fn schedule(&self, count: usize, due: impl Fn(usize) -> Timestamp) -> anyhow::Result<()> {
+    pub(crate) fn schedule(&self, count: usize, due: impl Fn(usize) -> Timestamp) -> anyhow::Result<()> {
         self.broker.fill(count, |number| {
             let job = JobSpec {
                 number,
@@ -168,7 +178,7 @@ scheduler:
         })
     }
 
-    pub(super) async fn tear_down(self) -> anyhow::Result<()> {
+    pub(crate) async fn tear_down(self) -> anyhow::Result<()> {
         let topics = ["ingest", "state", "dlq", "answers", BULK, TRICKLE].map(|suffix| self.topic(suffix));
         self.broker.delete(&topics.each_ref().map(String::as_str)).await
     }
@@ -204,14 +214,14 @@ pub(super) fn live(process: &Running) -> f64 {
 }
 
 /// Waits until `count` jobs are accepted.
-pub(super) fn wait_accepted(process: &Running, count: usize) -> anyhow::Result<()> {
+pub(crate) fn wait_accepted(process: &Running, count: usize) -> anyhow::Result<()> {
     wait_until("all jobs are accepted", TIMEOUT, || {
         Ok(accepted(process)? >= count as f64)
     })
 }
 
 /// Waits until the index has applied every change.
-pub(super) fn wait_indexed(process: &Running) -> anyhow::Result<()> {
+pub(crate) fn wait_indexed(process: &Running) -> anyhow::Result<()> {
     wait_until("the index has applied every change", TIMEOUT, || {
         Ok(process.metric("redeliver_scheduler_index_behind")? == 0.0)
     })

@@ -2,10 +2,12 @@
 
 use askama::Template;
 use axum::response::Response;
-use redeliver_client::JobId;
+use redeliver_client::convert::to_timestamp;
 use redeliver_client::messages::{
     Application, Job, JobOutcome, JobOutcomeState, JobState, ListJobsRequest, Stats,
 };
+use redeliver_client::{JobId, Timestamp};
+use redeliver_core::HumanDuration;
 use serde::Deserialize;
 
 use crate::access::{Access, Actions};
@@ -22,6 +24,9 @@ const PAGE_SIZE: i32 = 100;
 #[serde(default)]
 pub(crate) struct Parameters {
     app: String,
+    /// When its jobs are due: a time, or a delay from now.
+    from: String,
+    until: String,
     page: String,
     /// The id of a job to go to.
     id: String,
@@ -41,6 +46,11 @@ struct Jobs {
 }
 
 impl Jobs {
+    fn is_filtered(&self) -> bool {
+        let Parameters { from, until, .. } = &self.parameters;
+        !from.is_empty() || !until.is_empty()
+    }
+
     /// Whether the list of jobs has the same problem, which is said once.
     fn is_said(&self, problem: &Problem) -> bool {
         let is_same =
@@ -70,7 +80,30 @@ impl AppRow {
     }
 }
 
+/// A time, or a delay from now, in the words of the API.
+fn due(name: &str, text: &str, now: Timestamp) -> Part<Option<Timestamp>> {
+    let text = text.trim();
+    if text.is_empty() {
+        return Ok(None);
+    }
+    let time = text.parse().ok();
+    let delay = || text.parse::<HumanDuration>().ok();
+    match time.or_else(|| Some(now.after(delay()?.duration()))) {
+        Some(time) => Ok(Some(time)),
+        None => Err(Problem::invalid(format!(
+            "`{name}` must be a time, such as 2026-11-30T08:00:00Z, or a delay from now, such as 10m; it is `{text}`."
+        ))),
+    }
+}
+
 pub(crate) async fn list(backend: Backend, Query(parameters): Query<Parameters>) -> Response {
+    let frame = Frame::new(SECTION, "Jobs");
+    let times = due("from", &parameters.from, frame.now)
+        .and_then(|from| Ok((from, due("until", &parameters.until, frame.now)?)));
+    let (from, until) = match times {
+        Ok(times) => times,
+        Err(problem) => return Failed::respond(SECTION, problem),
+    };
     let id = parameters.id.trim();
     if !id.is_empty() {
         return show(&backend, id).await;
@@ -81,6 +114,8 @@ pub(crate) async fn list(backend: Backend, Query(parameters): Query<Parameters>)
         app: app.to_owned(),
         page_size: PAGE_SIZE,
         page_token: parameters.page.clone(),
+        due_from: from.map(to_timestamp),
+        due_until: until.map(to_timestamp),
         ..ListJobsRequest::default()
     };
     let apps = async {
@@ -101,11 +136,22 @@ pub(crate) async fn list(backend: Backend, Query(parameters): Query<Parameters>)
     };
     let command = Command::new("jobs ls --api")
         .option("--app", app)
+        .option("--from", parameters.from.trim())
+        .option("--until", parameters.until.trim())
         .option("--limit", PAGE_SIZE);
     let (jobs, next) = match jobs {
         Ok(answer) => {
             let token = answer.next_page_token;
-            let next = (!token.is_empty()).then(|| address(SECTION, &[("app", app), ("page", &token)]));
+            // The next page is of the same times.
+            let [from, until] =
+                [from, until].map(|time| time.and_then(Timestamp::to_rfc3339).unwrap_or_default());
+            let same = [
+                ("app", app),
+                ("from", &*from),
+                ("until", &*until),
+                ("page", &*token),
+            ];
+            let next = (!token.is_empty()).then(|| address(SECTION, &same));
             let row = |job: Job| Row {
                 link: segment(SECTION, &job.id),
                 job,
@@ -120,7 +166,7 @@ pub(crate) async fn list(backend: Backend, Query(parameters): Query<Parameters>)
     };
     let apps = apps.map(|apps| apps.into_iter().map(row).collect());
     let page = Jobs {
-        frame: Frame::new(SECTION, "Jobs").command(command),
+        frame: frame.command(command),
         apps: apps.map_err(Problem::from),
         jobs,
         stats: stats.map_err(Problem::from),
@@ -225,5 +271,20 @@ async fn show(backend: &Backend, id: &str) -> Response {
             }
         },
         Err(error) => Failed::respond(SECTION, error.into()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn due_times_are_absolute_or_relative() {
+        let now = Timestamp::from_millis(1_000_000);
+        let due = |text| due("from", text, now).map(|time| time.map(Timestamp::as_millis));
+        assert_eq!(due(" ").unwrap(), None);
+        assert_eq!(due("10m").unwrap(), Some(1_600_000));
+        assert_eq!(due("1970-01-01T00:00:02Z").unwrap(), Some(2_000));
+        assert!(due("soon").unwrap_err().detail.contains("it is `soon`"));
     }
 }

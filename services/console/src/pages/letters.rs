@@ -2,18 +2,22 @@
 
 use askama::Template;
 use askama::filters::Safe;
-use axum::http::StatusCode;
-use axum::response::Response;
+use axum::body::Body;
+use axum::http::{StatusCode, header};
+use axum::response::{IntoResponse as _, Response};
+use futures::stream::try_unfold;
+use redeliver_client::ClientError;
 use redeliver_client::messages::{
     DeadLetter, DeadLetterState, Header, ListDeadLettersRequest, PipelineTrace, Position, TraceRecordRequest,
 };
 use serde::Deserialize;
 
 use super::completions::Completions;
+use super::groups::Tab;
 use crate::access::Actions;
 use crate::backend::{Backend, Service};
 use crate::command::Command;
-use crate::html::{self, Shown};
+use crate::html::{self, Form, Shown};
 use crate::page::{Failed, Frame, Part, Problem, address, gaps, respond, segment, status};
 use crate::parameters::{Path, Query};
 
@@ -150,7 +154,16 @@ pub(crate) async fn list(backend: Backend, Query(mut parameters): Query<Paramete
 pub(crate) struct Wanted {
     /// Set to trace the record.
     life: String,
+    /// How the payload is shown.
+    form: Form,
 }
+
+/// The forms of a payload, with their labels.
+const FORMS: [(&str, &str, Form); 3] = [
+    ("", "readable", Form::Best),
+    ("text", "as it is", Form::Text),
+    ("hex", "hex", Form::Hex),
+];
 
 #[derive(Template)]
 #[template(path = "letter.html")]
@@ -161,6 +174,7 @@ struct One {
     /// `None` without a value on the page; `is_null` says whether the record has none.
     value: Option<Shown>,
     is_null: bool,
+    forms: [Tab; 3],
     headers: Vec<(String, Safe<String>)>,
     /// `None` before it was asked for: it reads topics.
     life: Option<Part<Vec<PipelineTrace>>>,
@@ -202,17 +216,49 @@ pub(crate) async fn one(
     let access = backend.access(Service::Inspector).await;
     let command = Command::new(if life.is_none() { "dlq show" } else { "trace" }).argument(&id);
     let frame = Frame::new(SECTION, id.clone()).command(command);
+    let row = Row::of(letter);
+    let letter = &row.letter;
+    let forms = FORMS.map(|(name, label, form)| Tab {
+        label,
+        link: address(&row.link, &[("life", &wanted.life), ("form", name)]),
+        is_current: form == wanted.form,
+    });
     let header = |header: &Header| (header.name.clone(), html::line(header.value.as_deref()));
     let page = One {
         gaps: gaps(letter.completeness.as_ref(), frame.now),
-        value: letter.value.as_deref().map(Shown::of),
+        value: letter
+            .value
+            .as_deref()
+            .map(|value| Shown::in_form(value, wanted.form)),
         is_null: letter.value.is_none() && letter.value_size.is_none() && !letter.is_masked("value_size"),
         headers: letter.headers.iter().map(header).collect(),
+        forms,
         life,
         group: segment("/groups", &letter.group),
-        buttons: access.actions(super::act::letter(&letter)),
-        row: Row::of(letter),
+        buttons: access.actions(super::act::letter(letter)),
+        row,
         frame,
     };
     respond(&page, StatusCode::OK)
+}
+
+/// The whole value of a dead letter, as a file.
+pub(crate) async fn payload(
+    backend: Backend,
+    Path((topic, partition, offset)): Path<(String, i32, i64)>,
+) -> Response {
+    let id = format!("{topic}/{partition}/{offset}");
+    let payload = match backend.dead_letters().payload(&id).await {
+        Ok(payload) => payload,
+        Err(error) => return Failed::respond(SECTION, error.into()),
+    };
+    let chunks = try_unfold(payload, async |mut payload| {
+        let chunk = payload.next().await?;
+        Ok::<_, ClientError>(chunk.map(|chunk| (chunk, payload)))
+    });
+    let headers = [
+        (header::CONTENT_TYPE, "application/octet-stream"),
+        (header::CONTENT_DISPOSITION, "attachment; filename=\"payload\""),
+    ];
+    (headers, Body::from_stream(chunks)).into_response()
 }

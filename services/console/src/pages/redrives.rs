@@ -3,7 +3,8 @@
 use askama::Template;
 use axum::response::Response;
 use redeliver_client::messages::{
-    GetRedriveRequest, ListRedriveItemsRequest, ListRedrivesRequest, Redrive, RedriveItem, RedriveState,
+    GetRedriveRequest, ListRedriveItemsRequest, ListRedrivesRequest, Redrive, RedriveItem, RedriveKind,
+    RedriveState,
 };
 use serde::Deserialize;
 
@@ -16,6 +17,8 @@ use crate::parameters::{Path, Query};
 
 const SECTION: &str = "/redrives";
 const PAGE_SIZE: i32 = 50;
+/// The ends of the first batches of a redrive, as numbers of redriven records.
+const BATCHES: [u32; 2] = [10, 110];
 
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
@@ -61,6 +64,23 @@ impl Row {
             RedriveState::Failed | RedriveState::PartiallySucceeded => "regressed",
             _ => "muted",
         }
+    }
+
+    /// The batch that is written or observed, of how many; `None` if there are no batches, or not any more.
+    pub(crate) fn batch(&self) -> Option<(usize, usize)> {
+        let Redrive { total, done, .. } = self.redrive;
+        let is_batched = self.redrive.kind() == RedriveKind::Redrive
+            && !self.redrive.all_at_once
+            && self.redrive.max_returned_share < 1.0;
+        let is_open = matches!(self.redrive.state(), RedriveState::Running | RedriveState::Paused);
+        let before = |of: u32| BATCHES.into_iter().filter(|end| *end < of).count();
+        (is_batched && is_open && before(total) > 0).then(|| (before(done) + 1, before(total) + 1))
+    }
+
+    /// The share of those that were redriven and are dead letters again, in percent.
+    pub(crate) fn returned(&self) -> u64 {
+        let Redrive { done, returned, .. } = self.redrive;
+        (u64::from(returned) * 100).checked_div(done.into()).unwrap_or(0)
     }
 
     /// The share of dead letters that are no longer pending, in percent.
@@ -173,4 +193,38 @@ pub(crate) async fn one(
             .map_err(Problem::from),
     };
     respond(&page, axum::http::StatusCode::OK)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn batches_follow_redriven_records() {
+        let batch = |total, done, state: RedriveState| {
+            let redrive = Redrive {
+                kind: RedriveKind::Redrive.into(),
+                state: state.into(),
+                total,
+                done,
+                ..Redrive::default()
+            };
+            Row::of(redrive).batch()
+        };
+        for (total, done, expected) in [
+            (10, 3, None),
+            (11, 0, Some((1, 2))),
+            (11, 10, Some((1, 2))),
+            (11, 11, Some((2, 2))),
+            (500, 110, Some((2, 3))),
+            (500, 111, Some((3, 3))),
+        ] {
+            assert_eq!(
+                batch(total, done, RedriveState::Running),
+                expected,
+                "{done} of {total}"
+            );
+        }
+        assert_eq!(batch(500, 500, RedriveState::Succeeded), None);
+    }
 }

@@ -283,7 +283,7 @@ fn topics(stats: &DeadLetterStats) -> Option<Fact> {
 }
 
 /// When Kafka may remove dead letters.
-fn retention(stats: &DeadLetterStats, frame: &Frame) -> Fact {
+pub(super) fn retention(stats: &DeadLetterStats, frame: &Frame) -> Fact {
     let counts = counts(stats);
     let remaining = |duration: prost_types::Duration| from_duration(&duration).map(HumanDuration::as_millis);
     let first = counts

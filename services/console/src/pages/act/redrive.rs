@@ -15,7 +15,7 @@ use crate::backend::Backend;
 use crate::command::Command;
 use crate::form::{Field, Fields, parsed};
 use crate::html;
-use crate::page::{Button, Frame, Part, Problem, address, segment};
+use crate::page::{Button, Frame, Part, Problem, address, literal, segment};
 
 #[derive(Clone, Copy, Default, Deserialize, PartialEq)]
 #[serde(rename_all = "lowercase")]
@@ -125,6 +125,22 @@ impl Change {
         Ok(preview.samples.into_iter().map(sample).collect())
     }
 
+    /// When Kafka may remove open dead letters of the topics of a job. These may be others than those of the job, and older.
+    async fn retention(&self, backend: &Backend, job: &Redrive, frame: &Frame) -> Part<Option<Fact>> {
+        let topics = job.sources.iter().filter(|of| of.topic != HIDDEN);
+        let topics: Vec<String> = topics
+            .map(|of| format!("topic = {}", literal(&of.topic)))
+            .collect();
+        // A restore only changes states.
+        let is_asked = self.verb == Verb::Start && job.kind() != RedriveKind::Restore;
+        if !is_asked || topics.is_empty() {
+            return Ok(None);
+        }
+        let filter = format!("state = OPEN AND ({})", topics.join(" OR "));
+        let stats = backend.dead_letters().stats(&filter).await?;
+        Ok(Some(plan::retention(&stats, frame)))
+    }
+
     fn rate(&self) -> Part<u32> {
         let rate = parsed(
             "rate",
@@ -161,6 +177,11 @@ impl Act for Change {
             facts.push(fact("Samples", format!("not known: {}", problem.detail)));
             Vec::new()
         });
+        let retention = self.retention(backend, &job, frame).await;
+        facts.extend(retention.unwrap_or_else(|problem| {
+            let unknown = format!("not known: {}", problem.detail);
+            Some(fact("Retention", unknown))
+        }));
         let kind = job.kind().name().unwrap_or_default();
         let pending = count(job.pending.into(), "dead letter");
         let (title, button) = match self.verb {

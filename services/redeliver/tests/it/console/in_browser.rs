@@ -1,24 +1,20 @@
 //! The console in Chromium: every page in both colour schemes, wide and narrow, in two time zones; and what people do, with and without scripts.
 
-use std::net::SocketAddr;
-
+use redeliver_core::Headers;
 use redeliver_core::headers::{ERROR_CLASS, ERROR_CODE, ERROR_MESSAGE};
-use redeliver_core::{Headers, Output};
-use redeliver_kafka::KafkaSettings;
-use redeliver_kafka::producer::Producer;
 use redeliver_testkit::{binary, run};
 
-use super::browser::{Browser, NARROW, VIEWS, WIDE, crawl};
+use super::browser::{Browser, NARROW, VIEWS, WIDE, WITHOUT_SCRIPTS, crawl};
+use super::house::{APP, HOSTILE, House};
 use super::{Form, SignIn, between, demo, link, unescaped};
-use crate::client::block_on;
+use crate::support::Draft;
 
 const OPEN: &str = "state%20%3D%20OPEN%20AND%20";
 const BY_PEOPLE: &str = "filter=error_code%20%3D%20%22hostile%22";
+const REJECTED: &str = "/groups?filter=error_code%20%3D%20%22http.422%22";
 
 /// Dead letters that try to break a page: other directions, controls, markup, long words, large values, and many errors.
-async fn write_hostile_letters(greeting: &str) {
-    let brokers = between(greeting, "embedded broker (", ")");
-    let producer = Producer::new(&KafkaSettings::new(brokers.to_owned(), "hostile".to_owned())).unwrap();
+fn write_hostile_letters(house: &House) {
     let long = "VeryLongNameWithoutAnyBreak".repeat(40);
     let frame = "\tat com.example.orders.fulfilment.internal.HandlerInvocation.proceed(HandlerInvocation.java:1207)\n";
     let stack = [
@@ -26,8 +22,8 @@ async fn write_hostile_letters(greeting: &str) {
         &frame.repeat(60),
     ]
     .concat();
-    let megabyte = format!("{{\"text\":\"{}\"}}", "x".repeat(1 << 20));
-    let hostile = "<script>alert(1)</script><img src=x onerror=alert(1)> \u{202e}gnp.txt\u{1b}[31m\0 \u{5e9}\u{5dc}\u{5d5}\u{5dd}";
+    let huge = format!("{{\"text\":\"{}\"}}", "x".repeat(10 << 20));
+    let hostile = format!("{HOSTILE}\u{1b}[31m\0");
     let wall = (0..25).map(|number| {
         (
             format!("wall.{number}"),
@@ -38,12 +34,12 @@ async fn write_hostile_letters(greeting: &str) {
     let letters = [
         (
             "hostile".to_owned(),
-            hostile.to_owned(),
+            hostile.clone(),
             "<svg onload=alert(1)>\0\u{202e}".to_owned(),
         ),
-        ("long".to_owned(), long.clone(), megabyte),
+        ("long".to_owned(), long.clone(), huge),
     ];
-    for (code, message, value) in letters.into_iter().chain(wall) {
+    let drafts = letters.into_iter().chain(wall).map(|(code, message, value)| {
         let mut headers = Headers::new();
         headers.push_text(ERROR_CLASS, "permanent");
         headers.push_text(ERROR_CODE, &code);
@@ -51,15 +47,21 @@ async fn write_hostile_letters(greeting: &str) {
         headers.push_text(&long[..200], &long);
         headers.push_text("\u{202e}tenant", "<b>acme</b>\u{7}");
         headers.push("binary", Some(&[0xff; 100]));
-        let output = Output {
-            topic: "docs-dlq".into(),
-            partition: None,
-            key: Some(hostile.into()),
-            value: Some(value.into()),
+        Draft {
             headers,
-        };
-        producer.send(&output).await.unwrap();
-    }
+            ..Draft::new(hostile.clone(), value)
+        }
+    });
+    let topic = house.pipe.pipeline.dead_letter_topic();
+    house.pipe.produce_to(&topic, drafts.collect());
+}
+
+/// The first open dead letter that matches, once there is one.
+#[track_caller]
+fn open_letter(house: &House, filter: &str) -> String {
+    let topic = house.pipe.pipeline.dead_letter_topic();
+    let page = format!("/letters?filter={OPEN}{filter}");
+    link(house.console, &page, &format!("/letters/{topic}/"))
 }
 
 /// Runs a command of `redeliver` beside the demonstration.
@@ -73,16 +75,13 @@ pub(super) fn command(greeting: &str, arguments: &[&str]) {
 }
 
 /// Something of each kind, in each state that has other buttons.
-fn prepare(console: SocketAddr, greeting: &str) {
-    let cli = |arguments: &[&str]| command(greeting, arguments);
-    let letter = |filter: &str| {
-        link(
-            console,
-            &format!("/letters?filter={OPEN}{filter}"),
-            "/letters/docs-dlq/",
-        )
-    };
-    block_on(write_hostile_letters(greeting));
+pub(super) fn prepare(house: &House) {
+    let console = house.console;
+    let cli = |arguments: &[&str]| house.command(arguments);
+    let name = house.pipe.name();
+    write_hostile_letters(house);
+    // Before its tier is paused.
+    open_letter(house, "retry_count%20%3E%200");
     let hostile = link(console, &format!("/groups?{BY_PEOPLE}"), "/groups/");
     let form = |page: &str, prefix: &str| Form::open(console, &unescaped(&link(console, page, prefix)));
     let note = form(
@@ -124,24 +123,29 @@ fn prepare(console: SocketAddr, greeting: &str) {
         filter,
     ]);
     // Planned, and not started.
-    let rejected = letter("error_code%20%3D%20%22http.422%22");
+    house.fill();
+    let rejected = open_letter(house, "error_code%20%3D%20%22http.422%22");
     form(&rejected, "/act/plan?kind=redrive")
         .fill("reason", "INC-18")
         .send();
-    cli(&["pause", "tier/docs/30s", "--reason", "the endpoint is overloaded"]);
+    let tier = format!("tier/{name}/{}", house.last_tier());
+    cli(&["pause", &tier, "--reason", HOSTILE]);
+    let record = Draft::new(HOSTILE, "hostile").header("tenant", HOSTILE.as_bytes());
+    house.pipe.produce(vec![record]);
+    let waiting = format!(
+        "/waiting?scan=records&pipeline={name}&place={}",
+        house.last_tier()
+    );
+    link(console, &format!("{waiting}&code=http.503"), "/trace?position=");
+    let idempotency_key = ["--idempotency-key", HOSTILE];
     cli(&[
-        "jobs",
-        "schedule",
-        "--app",
-        "docs",
-        "--in",
-        "40m",
-        "--data",
-        "{\"number\": 1}",
-    ]);
+        &["jobs", "schedule", "--app", APP, "--in", "40m", "--data", HOSTILE],
+        &idempotency_key[..],
+    ]
+    .concat());
     let daily = ["--cron", "30 2 * * *", "--zone", "Europe/Berlin"];
     cli(&[
-        &["schedules", "create", "nightly-report", "--app", "docs"],
+        &["schedules", "create", "nightly-report", "--app", APP],
         &daily[..],
     ]
     .concat());
@@ -150,19 +154,12 @@ fn prepare(console: SocketAddr, greeting: &str) {
 #[test]
 #[ignore = "long"]
 fn pages_are_sound_in_every_view() {
-    let (_demo, console, greeting) = demo();
-    prepare(console, &greeting);
-    let letter = |filter: &str| {
-        link(
-            console,
-            &format!("/letters?filter={OPEN}{filter}"),
-            "/letters/docs-dlq/",
-        )
-    };
-    let mut pages = crawl(
-        console,
-        &["/", "/waiting?scan=counts", "/waiting?scan=records&pipeline=docs"],
-    );
+    let house = House::start();
+    let (console, name) = (house.console, house.pipe.name());
+    prepare(&house);
+    let letter = |filter: &str| open_letter(&house, filter);
+    let waiting = format!("/waiting?scan=records&pipeline={name}");
+    let mut pages = crawl(console, &["/", "/waiting?scan=counts", &waiting]);
     for kind in [
         "pipelines-one",
         "groups-one",
@@ -185,7 +182,7 @@ fn pages_are_sound_in_every_view() {
             "letters-none",
             "/letters?filter=error_code%20%3D%20%22none%22".to_owned(),
         ),
-        ("trace-done", "/trace?position=docs/0/0".to_owned()),
+        ("trace-done", format!("/trace?position={name}/0/0")),
         ("find", "/find?q=docs".to_owned()),
         ("groups-common", format!("{hostile}?common=1")),
         ("groups-hostile", hostile),
@@ -198,7 +195,7 @@ fn pages_are_sound_in_every_view() {
         pages.insert(name.to_owned(), path);
     }
     let mut browser = Browser::start(console);
-    for view in VIEWS {
+    for view in VIEWS.into_iter().chain([WITHOUT_SCRIPTS]) {
         browser.look_as(view);
         for (name, path) in &pages {
             browser.open(path);
@@ -254,8 +251,7 @@ fn palette_leads_to_pages_and_filters() {
     browser.holds("return location.pathname !== '/'");
     assert_eq!(browser.path(), "/pipelines/docs");
 
-    let filter = "/groups?filter=error_code%20%3D%20%22http.422%22";
-    browser.open(filter);
+    browser.open(REJECTED);
     browser.click("[data-saved] button");
     browser.shows("Forget error_code");
     browser.open("/jobs");
@@ -273,16 +269,11 @@ fn palette_leads_to_pages_and_filters() {
 #[test]
 #[ignore = "long"]
 fn people_act_with_and_without_scripts() {
-    let (_demo, console, _) = demo();
-    link(
-        console,
-        "/groups?filter=error_code%20%3D%20%22http.422%22",
-        "/groups/",
-    );
-    let mut browser = Browser::start(console);
-    for view in [WIDE, NARROW.without_scripts()] {
+    let house = House::start();
+    let mut browser = Browser::start(house.console);
+    for view in [WIDE, WITHOUT_SCRIPTS] {
         browser.look_as(view);
-        act(&mut browser);
+        act(&house, &mut browser);
     }
     browser.finish();
 }
@@ -290,9 +281,17 @@ fn people_act_with_and_without_scripts() {
 pub(super) const SEND: &str = "form.act button.next";
 pub(super) const BUTTON: &str = ".actions .next";
 
-fn act(browser: &mut Browser) {
+fn act(house: &House, browser: &mut Browser) {
+    const FILTER: &str = "error_code%20%3D%20%22http.422%22";
+    let pipeline = format!("/pipelines/{}", house.pipe.name());
+    let fill = || {
+        house.fill();
+        open_letter(house, FILTER);
+    };
+
     // Redrive a group: plan, look, start, watch.
-    browser.open("/groups?filter=error_code%20%3D%20%22http.422%22");
+    fill();
+    browser.open(REJECTED);
     browser.click(".list tbody a");
     browser.click(BUTTON);
     browser.fill("rate", "fast");
@@ -310,9 +309,8 @@ fn act(browser: &mut Browser) {
     browser.inspect("redrive-done");
 
     // Edit a dead letter, with a look at what differs.
-    browser.open(&format!(
-        "/letters?filter={OPEN}error_code%20%3D%20%22http.422%22"
-    ));
+    fill();
+    browser.open(&format!("/letters?filter={OPEN}{FILTER}"));
     browser.click(".list tbody a");
     browser.follow("Edit and redrive");
     browser.fill("value", "{\"number\": 1}");
@@ -325,7 +323,7 @@ fn act(browser: &mut Browser) {
     browser.shows(">done</span>");
 
     // Pause a pipeline, and resume it.
-    browser.open("/pipelines/docs");
+    browser.open(&pipeline);
     browser.follow("Pause");
     browser.fill("reason", "INC-17");
     browser.click(SEND);
@@ -334,14 +332,14 @@ fn act(browser: &mut Browser) {
     browser.open("/");
     browser.shows(">paused</span>");
     browser.inspect("now-paused");
-    browser.open("/pipelines/docs");
+    browser.open(&pipeline);
     browser.click(BUTTON);
     browser.fill("reason", "over");
     browser.click(SEND);
     browser.shows("running</span>");
 
     // Schedule a job, and cancel it.
-    browser.open("/jobs?app=docs");
+    browser.open(&format!("/jobs?app={APP}"));
     browser.follow("Schedule a job");
     browser.fill("due", "1h");
     browser.fill("data", "{\"number\": 2}");
@@ -357,18 +355,15 @@ fn act(browser: &mut Browser) {
 #[ignore = "long"]
 fn viewers_sign_in_and_out() {
     // Without topics, so that each is a problem.
-    let pipelines = (0..200).flat_map(|number| {
-        let name = format!("pipelines.team-{number}-orders-with-a-long-name");
-        [
-            format!("{name}.output={number}-out"),
-            format!("{name}.http.url=http://127.0.0.1:1"),
-        ]
+    let pipelines = (0..10_000).map(|number| {
+        format!(
+            "  team-{number}-orders-with-a-long-name: {{ output: {number}-out, http: {{ url: 'http://127.0.0.1:1' }} }}\n"
+        )
     });
-    let pipelines: Vec<String> = pipelines.collect();
     let tokens = [("reader", "dead-letters:read"), ("other", "jobs:read")];
-    let system = SignIn::start(&tokens, &pipelines);
+    let system = SignIn::start_with(&tokens, &[], &pipelines.collect::<String>());
     let mut browser = Browser::start(system.address);
-    for view in VIEWS.into_iter().chain([NARROW.without_scripts()]) {
+    for view in VIEWS.into_iter().chain([WITHOUT_SCRIPTS]) {
         browser.look_as(view);
         browser.open("/letters?filter=state%20%3D%20OPEN");
         browser.shows("name=\"token\"");
