@@ -11254,7 +11254,8 @@ pub mod waiting_service_client {
                 );
             self.inner.unary(req, path, codec).await
         }
-        /// A record that waits in a tier, with its contents. NOT_FOUND (RECORD_NOT_FOUND) if it does not wait there any more.
+        /// A record that waits in a tier or with the scheduler, with its contents. NOT_FOUND (RECORD_NOT_FOUND) if it does not wait there any more.
+        /// With a `job_id`, it reads the topics of the scheduler, as a scan does.
         pub async fn get_waiting_record(
             &mut self,
             request: impl tonic::IntoRequest<super::GetWaitingRecordRequest>,
@@ -11282,7 +11283,7 @@ pub mod waiting_service_client {
             self.inner.unary(req, path, codec).await
         }
         /// Has records that wait in tiers retried now, moved to the dead letters, or edited. The tier that owns a record does it, in one transaction with the outcome and an
-        /// entry of the audit log, so that each record has one outcome whatever is killed. JobService has the same for what waits with the scheduler.
+        /// entry of the audit log, so that each record has one outcome whatever is killed. JobService.ActOnLongWait retries or moves one that waits with the scheduler.
         ///
         /// Also requires the scope dead-letters:operate for the dead-letter topic; an edit requires what RedriveService.PlanEdit does. FAILED_PRECONDITION (ACTIONS_DISABLED)
         /// unless `waiting_actions.enabled` is set, and (TOPIC_IDS_MISSING) if the broker has no topic ids.
@@ -11417,7 +11418,8 @@ pub mod waiting_service_server {
             tonic::Response<super::GetJobOutcomesResponse>,
             tonic::Status,
         >;
-        /// A record that waits in a tier, with its contents. NOT_FOUND (RECORD_NOT_FOUND) if it does not wait there any more.
+        /// A record that waits in a tier or with the scheduler, with its contents. NOT_FOUND (RECORD_NOT_FOUND) if it does not wait there any more.
+        /// With a `job_id`, it reads the topics of the scheduler, as a scan does.
         async fn get_waiting_record(
             &self,
             request: tonic::Request<super::GetWaitingRecordRequest>,
@@ -11426,7 +11428,7 @@ pub mod waiting_service_server {
             tonic::Status,
         >;
         /// Has records that wait in tiers retried now, moved to the dead letters, or edited. The tier that owns a record does it, in one transaction with the outcome and an
-        /// entry of the audit log, so that each record has one outcome whatever is killed. JobService has the same for what waits with the scheduler.
+        /// entry of the audit log, so that each record has one outcome whatever is killed. JobService.ActOnLongWait retries or moves one that waits with the scheduler.
         ///
         /// Also requires the scope dead-letters:operate for the dead-letter topic; an edit requires what RedriveService.PlanEdit does. FAILED_PRECONDITION (ACTIONS_DISABLED)
         /// unless `waiting_actions.enabled` is set, and (TOPIC_IDS_MISSING) if the broker has no topic ids.
