@@ -331,7 +331,7 @@ fn make_room(state: &WaitingActions, new: &Request, passed: &Passed) -> Result<V
     }
     let mut keys = BTreeSet::new();
     for (partition, offsets) in old.iter().flat_map(|request| request.partitions()) {
-        let is_named = |offset| named.get(&partition).is_some_and(|named| named.contains(offset));
+        let is_named = |offset: &i64| named.get(&partition).is_some_and(|named| named.contains(offset));
         let known = offsets
             .iter()
             .filter(|offset| state.done(&partition, **offset).is_some());
