@@ -47,6 +47,10 @@ struct Page {
 }
 
 impl Page {
+    fn missed(&self, answer: &FoundRecords) -> Option<String> {
+        crate::page::gaps(answer.completeness.as_ref(), self.frame.now)
+    }
+
     fn trace(&self, position: &Position) -> String {
         address("/trace", &[("position", &html::position(position))])
     }

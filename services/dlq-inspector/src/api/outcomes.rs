@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use redeliver_core::pipeline::{TopicRole, is_topic_name, parse_retry_topic};
-use redeliver_core::{JobId, Pipeline, Position, Record, Timestamp};
+use redeliver_core::{JobId, Pipeline, Position, Record};
 use redeliver_proto::convert::{time_of_record, to_timestamp};
 use redeliver_proto::error::{invalid, status};
 use redeliver_proto::{long_wait, v1};

@@ -641,6 +641,7 @@ async fn no_method_answers_what_is_masked() {
             "WaitingService/GetWaitingRecord",
             v1::GetWaitingRecordRequest {
                 position: Some(position),
+                ..v1::GetWaitingRecordRequest::default()
             }
             .encode_to_vec(),
         ),
