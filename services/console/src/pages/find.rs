@@ -47,6 +47,10 @@ struct Page {
 }
 
 impl Page {
+    fn incomplete(&self, found: &FoundRecords) -> Option<String> {
+        gaps(found.completeness.as_ref(), self.frame.now)
+    }
+
     fn trace(&self, position: &Position) -> String {
         address("/trace", &[("position", &html::position(position))])
     }
