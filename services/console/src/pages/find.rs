@@ -47,8 +47,8 @@ struct Page {
 }
 
 impl Page {
-    fn missed(&self, answer: &FoundRecords) -> Option<String> {
-        crate::page::gaps(answer.completeness.as_ref(), self.frame.now)
+    fn incomplete(&self, found: &FoundRecords) -> Option<String> {
+        gaps(found.completeness.as_ref(), self.frame.now)
     }
 
     fn trace(&self, position: &Position) -> String {
