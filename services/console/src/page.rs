@@ -20,6 +20,9 @@ use crate::viewer::Viewer;
 /// An entry of the navigation: path, name, and key to go there after `g`.
 pub(crate) type Entry = (&'static str, &'static str, char);
 
+/// How many problems a page shows at first, so that what is below them stays near.
+pub(crate) const MAX_CONCERNS: usize = 8;
+
 /// The entries in their groups.
 pub(crate) const NAVIGATION: [(&str, &[Entry]); 4] = [
     ("Overview", &[("/", "Now", 'n'), ("/due", "Due", 'u')]),

@@ -820,6 +820,10 @@ fn problems_are_ordered_by_urgency() {
         of("b-dlq", GroupState::Open, NOW - 9, NOW),
         of("a-dlq", GroupState::Open, NOW - 99_000, NOW - 400_000),
         of("b-dlq", GroupState::Open, NOW - 99, NOW),
+        TopicGroup {
+            open: 4,
+            ..of("b-dlq", GroupState::Open, NOW - 5, NOW)
+        },
         of("b-dlq", GroupState::Regressed, NOW - 1, NOW - 400_000),
     ]);
     survey.controls = controls(&[("tier/b/30s", PAUSED_TIER, 0)]);
@@ -836,7 +840,8 @@ fn problems_are_ordered_by_urgency() {
         order,
         [
             (ProblemKind::GroupRegressed, NOW - 1),
-            // Those that grow, the oldest first.
+            // Those that grow: the largest, then the oldest first.
+            (ProblemKind::GroupNew, NOW - 5),
             (ProblemKind::GroupNew, NOW - 99),
             (ProblemKind::GroupNew, NOW - 9),
             (ProblemKind::GroupNew, NOW - 99_000),

@@ -213,13 +213,16 @@ fn rank(kind: v1::ProblemKind) -> i32 {
     }
 }
 
-/// Which problems are first: by kind, then those that grow, then those with the nearest deadline or that last for longest.
+/// Which problems are first: by kind, then those that grow, then groups with most open letters, then those with the nearest deadline or that last for
+/// longest.
 fn urgency(problem: &v1::Problem) -> impl Ord + use<> {
+    let letters = problem.count.filter(|_| !problem.group_id.is_empty());
     let time = problem.deadline.or(problem.since);
     let time = time.map_or((i64::MAX, 0), |time| (time.seconds, time.nanos));
     (
         rank(problem.kind()),
         problem.growing != Some(true),
+        Reverse(letters),
         time,
         problem.pipeline.clone(),
         problem.topic.clone(),
