@@ -261,8 +261,10 @@ async fn dead_letters(
     match args.services.inspector(config).await {
         Ok(connection) => {
             let client = DeadLetterClient::new(&connection);
-            let (stats, obstacles) = tokio::join!(client.stats(""), of_inspector(&connection, "", ""));
-            (stats.map_err(CliError::from), obstacles)
+            match client.stats("").await {
+                Ok(stats) => (Ok(stats), of_inspector(&connection, "", "").await),
+                Err(error) => (Err(error.into()), vec![not_asked("pipelines", "inspector")]),
+            }
         }
         Err(error) => (Err(error), vec![not_asked("pipelines", "inspector")]),
     }
@@ -275,8 +277,10 @@ async fn jobs(config: &Config, args: &StatusArgs) -> (Option<Result<Stats, CliEr
     match args.services.scheduler(config).await {
         Ok(connection) => {
             let client = JobClient::new(&connection);
-            let (stats, obstacles) = tokio::join!(client.stats(None, 1), of_scheduler(&connection, ""));
-            (Some(stats.map_err(CliError::from)), obstacles)
+            match client.stats(None, 1).await {
+                Ok(stats) => (Some(Ok(stats)), of_scheduler(&connection, "").await),
+                Err(error) => (Some(Err(error.into())), vec![not_asked("jobs", "scheduler")]),
+            }
         }
         Err(error) => (Some(Err(error)), vec![not_asked("jobs", "scheduler")]),
     }
