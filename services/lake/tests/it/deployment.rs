@@ -77,7 +77,7 @@ fn lake_accepts_pod_of_chart() {
         .current_dir(Path::new(env!("CARGO_MANIFEST_DIR")).join("../../deploy/helm"))
         .env("PATH", path)
         .args(["-o", "pipefail", "-c"])
-        .arg("helm template test redeliver --set lake.enabled=true --set config.lake.location=s3://bucket/redeliver | ./check-pods.py \"$@\"")
+        .arg("helm template test redeliver --kube-version 1.34.0 --set lake.enabled=true --set config.lake.location=s3://bucket/redeliver | ./check-pods.py \"$@\"")
         .arg("check")
         .args([lake.parent().unwrap(), lake]);
     let checked = languages::run(&mut check).unwrap();
