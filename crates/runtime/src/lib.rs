@@ -16,7 +16,7 @@
 //! | [`tls`] | certificates, for servers and clients |
 //! | [`health`] | readiness of the process and its parts |
 //! | [`panics`] | locations of panics in the log |
-//! | [`metrics`] | the metrics registry |
+//! | [`metrics`] | the metrics registry, and [`families!`] to declare what is in it |
 //! | [`telemetry`] | logs to stderr, spans to an OTLP collector |
 //! | [`trace_context`] | W3C trace context in record headers |
 //! | [`watched_files`] | files whose contents are replaced while the process runs |

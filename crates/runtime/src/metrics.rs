@@ -4,6 +4,7 @@
 mod process;
 
 use std::fmt;
+use std::hash::Hash;
 use std::sync::{Arc, LazyLock, Mutex};
 
 use prometheus_client::encoding::text;
@@ -86,6 +87,73 @@ pub fn register_process(registry: &mut Registry, service: &str, instance: &str, 
         Unit::Seconds,
         start,
     );
+}
+
+/// A family whose series with these labels exist from the start: an alert on the rate of a counter would miss the increment
+/// that creates it.
+#[must_use]
+pub fn with_series<L: Clone + Hash + Eq, M: Default>(labels: impl IntoIterator<Item = L>) -> Family<L, M> {
+    let family = Family::default();
+    for labels in labels {
+        drop(family.get_or_create(&labels));
+    }
+    family
+}
+
+/// Declares a struct of metrics: each one once, with its type, name, unit and help. Generates the struct, `Default`, and the
+/// function `register`, which is as visible as the struct and returns its metrics after it has registered them.
+///
+/// The unit, a variant of `Unit`, and the initial value are optional. The crate must depend on `prometheus-client`.
+///
+/// ```text
+/// families! {
+///     /// Metrics of calls.
+///     #[derive(Clone)]
+///     pub struct Calls {
+///         failed: Family<CodeLabel, Counter> = "calls_failed", "Failed calls, by code";
+///         seconds: Histogram = "call" in Seconds, "Duration of a call", Histogram::new(SECONDS);
+///     }
+/// }
+/// ```
+#[macro_export]
+macro_rules! families {
+    (
+        $(#[$attribute:meta])*
+        $visibility:vis struct $Name:ident {
+            $($field:ident: $Metric:ty = $name:literal $(in $unit:ident)?, $help:literal $(, $initial:expr)?;)+
+        }
+    ) => {
+        $(#[$attribute])*
+        $visibility struct $Name {
+            $($field: $Metric,)+
+        }
+
+        impl Default for $Name {
+            fn default() -> Self {
+                Self {
+                    $($field: $crate::families!(@initial $Metric $(, $initial)?),)+
+                }
+            }
+        }
+
+        impl $Name {
+            /// Registers the metrics.
+            #[must_use]
+            $visibility fn register(registry: &mut ::prometheus_client::registry::Registry) -> Self {
+                let metrics = Self::default();
+                $($crate::families!(@register registry, $name $(in $unit)?, $help, metrics.$field.clone());)+
+                metrics
+            }
+        }
+    };
+    (@initial $Metric:ty) => { <$Metric>::default() };
+    (@initial $Metric:ty, $initial:expr) => { $initial };
+    (@register $registry:ident, $name:literal, $help:literal, $metric:expr) => {
+        $registry.register($name, $help, $metric)
+    };
+    (@register $registry:ident, $name:literal in $unit:ident, $help:literal, $metric:expr) => {
+        $registry.register_with_unit($name, $help, ::prometheus_client::registry::Unit::$unit, $metric)
+    };
 }
 
 /// What a scrape of these metrics returns, in the OpenMetrics format, with the standard metrics of the process.

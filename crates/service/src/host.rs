@@ -7,7 +7,6 @@ use std::io;
 use std::sync::{Arc, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::registry::Registry;
@@ -34,7 +33,7 @@ use crate::credentials;
 use crate::idle::{self, Dispatch, IdleWatch, Work, Worked};
 use crate::kafka_settings::kafka_settings;
 use crate::login::{self, LoginMetrics};
-use crate::metrics::{LaneFamilies, Serves};
+use crate::metrics::{LaneFamilies, PipelineLabel, Serves};
 use crate::topics::{self, TopicsError};
 
 /// The share of `shutdown.grace` that a lane gets; the rest is for closing clients and flushing telemetry.
@@ -81,11 +80,6 @@ pub struct Host {
     lane_stop: CancellationToken,
     /// Cancelled when the hold is released.
     lane_holds: Vec<CancellationToken>,
-}
-
-#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
-struct PipelineLabel {
-    pipeline: String,
 }
 
 /// A lane that has not been started.
@@ -352,9 +346,8 @@ impl Host {
         let ensured = topics::ensure(&self.config, &self.kafka, spec, separate, shutdown, &part).await?;
         self.existing_topics = ensured.existing;
         for Pipeline { name, .. } in separate {
-            let pipeline = name.to_string();
             let is_refused = ensured.refused.contains_key(name);
-            let gauge = self.refused.get_or_create(&PipelineLabel { pipeline });
+            let gauge = self.refused.get_or_create(&PipelineLabel::new(name));
             gauge.set(i64::from(is_refused));
         }
         for (pipeline, errors) in ensured.refused {

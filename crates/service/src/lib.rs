@@ -22,7 +22,7 @@
 //! | [`memory_budget`] | memory that the requests of all callers share |
 //! | [`login`] | tokens with which Kafka clients log in |
 //! | `credentials` | certificates and passwords in files with which Kafka clients authenticate |
-//! | [`metrics`] | metrics and readiness of lanes |
+//! | [`metrics`] | metrics and readiness of lanes, and labels that services share |
 //! | [`edit`] | edits of records |
 //! | [`waiting_actions`] | actions on single records that wait in tiers |
 //! | [`due`] | what is due: the metrics by which services are scaled |

@@ -11,11 +11,10 @@ use std::time::Duration;
 
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::gauge::Gauge;
-use prometheus_client::registry::Registry;
 use redeliver_core::Timestamp;
 use redeliver_kafka::{KafkaSettings, Login, LoginObserver, TokenError};
-use redeliver_runtime::Config;
 use redeliver_runtime::health::Part;
+use redeliver_runtime::{Config, families};
 use tokio_util::sync::CancellationToken;
 
 use crate::kafka_settings::kafka_settings;
@@ -130,28 +129,14 @@ pub(crate) async fn wait(login: &Login, shutdown: &CancellationToken, part: &Par
     }
 }
 
-/// Metrics of the login. Cheap to clone.
-#[derive(Clone, Default)]
-pub(crate) struct LoginMetrics {
-    expiry: Gauge,
-    failures: Counter,
-}
-
-impl LoginMetrics {
-    /// Registers the metrics; call it only if clients log in by tokens.
-    pub(crate) fn register(registry: &mut Registry) -> Self {
-        let metrics = Self::default();
-        registry.register(
-            "kafka_token_expiry_timestamp_seconds",
-            "When the token with which Kafka clients log in expires; 0 before the first one",
-            metrics.expiry.clone(),
-        );
-        registry.register(
-            "kafka_token_failures",
-            "Failed requests for a token with which Kafka clients log in",
-            metrics.failures.clone(),
-        );
-        metrics
+families! {
+    /// Metrics of the login, registered only if clients log in by tokens. Cheap to clone.
+    #[derive(Clone)]
+    pub(crate) struct LoginMetrics {
+        expiry: Gauge = "kafka_token_expiry_timestamp_seconds",
+            "When the token with which Kafka clients log in expires; 0 before the first one";
+        failures: Counter = "kafka_token_failures",
+            "Failed requests for a token with which Kafka clients log in";
     }
 }
 

@@ -1,4 +1,4 @@
-//! Metrics and readiness of lanes.
+//! Metrics and readiness of lanes, and labels that services share.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -9,10 +9,10 @@ use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::Histogram;
-use prometheus_client::registry::Registry;
 use redeliver_core::HumanDuration;
 use redeliver_kafka::LaneObserver;
 use redeliver_kafka::recovery::RecoveryAction;
+use redeliver_runtime::families;
 use redeliver_runtime::health::Part;
 
 /// Upper bounds of a histogram of durations, in seconds.
@@ -90,103 +90,79 @@ struct PartitionLabels {
     serves: ServesLabels,
 }
 
+/// The label of metrics of a pipeline.
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+pub struct PipelineLabel {
+    /// The name of the pipeline.
+    pub pipeline: String,
+}
+
+impl PipelineLabel {
+    /// The label with this value.
+    #[must_use]
+    pub fn new(pipeline: &str) -> Self {
+        Self {
+            pipeline: pipeline.to_owned(),
+        }
+    }
+}
+
+/// The label of metrics of a topic.
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+pub struct TopicLabel {
+    /// The name of the topic.
+    pub topic: String,
+}
+
+impl TopicLabel {
+    /// The label with this value.
+    #[must_use]
+    pub fn new(topic: &str) -> Self {
+        Self {
+            topic: topic.to_owned(),
+        }
+    }
+}
+
+/// The label of metrics by outcome.
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+pub struct OutcomeLabel {
+    /// One of the outcomes in the help of the metric.
+    pub outcome: &'static str,
+}
+
 /// A histogram of durations in seconds.
 #[must_use]
 pub fn seconds() -> Histogram {
     Histogram::new(SECONDS)
 }
 
-/// Metric families of all lanes of a process.
-#[derive(Clone)]
-pub struct LaneFamilies {
-    transactions: Family<LaneLabels, Counter>,
-    outputs: Family<LaneLabels, Counter>,
-    completed: Family<LaneLabels, Counter>,
-    duration: Family<LaneLabels, Histogram, fn() -> Histogram>,
-    setbacks: Family<SetbackLabels, Counter>,
-    partitions: Family<LaneLabels, Gauge>,
-    blocked: Family<LaneLabels, Counter>,
-    lag: Family<PartitionLabels, Gauge>,
-    recreated: Family<LaneLabels, Counter>,
-    dropped: Family<LaneLabels, Counter>,
-    deleted_unread: Family<LaneLabels, Counter>,
+families! {
+    /// Metric families of all lanes of a process.
+    #[derive(Clone)]
+    pub struct LaneFamilies {
+        transactions: Family<LaneLabels, Counter> = "lane_transactions", "Committed transactions";
+        outputs: Family<LaneLabels, Counter> = "lane_outputs", "Records written in committed transactions";
+        completed: Family<LaneLabels, Counter> = "lane_completed", "Records whose offsets were committed";
+        duration: Family<LaneLabels, Histogram, fn() -> Histogram> = "lane_transaction_seconds",
+            "Time from beginning a transaction to its commit", Family::new_with_constructor(seconds);
+        setbacks: Family<SetbackLabels, Counter> = "lane_setbacks",
+            "Failed transactions, by recovery action: abort, rebuild, fenced, retry, misconfigured";
+        partitions: Family<LaneLabels, Gauge> = "lane_partitions", "Currently assigned partitions";
+        blocked: Family<LaneLabels, Counter> = "lane_window_full",
+            "Times a partition was not read further because its completed set was full";
+        lag: Family<PartitionLabels, Gauge> = "lane_lag",
+            "Incomplete records of an assigned partition; an upper bound, which includes transaction markers";
+        recreated: Family<LaneLabels, Counter> = "lane_recreated_partitions",
+            "Assigned partitions whose topic was created again";
+        dropped: Family<LaneLabels, Counter> = "lane_dropped_records",
+            "Records in flight dropped because their topic was created again";
+        deleted_unread: Family<LaneLabels, Counter> = "lane_deleted_unread_records",
+            "Offsets deleted before they were read, for example by retention";
+    }
 }
 
 impl LaneFamilies {
-    /// Registers the metrics of lanes.
-    #[must_use]
-    pub fn register(registry: &mut Registry) -> Self {
-        let families = Self {
-            transactions: Family::default(),
-            outputs: Family::default(),
-            completed: Family::default(),
-            duration: Family::new_with_constructor(seconds),
-            setbacks: Family::default(),
-            partitions: Family::default(),
-            blocked: Family::default(),
-            lag: Family::default(),
-            recreated: Family::default(),
-            dropped: Family::default(),
-            deleted_unread: Family::default(),
-        };
-        registry.register(
-            "lane_transactions",
-            "Committed transactions",
-            families.transactions.clone(),
-        );
-        registry.register(
-            "lane_outputs",
-            "Records written in committed transactions",
-            families.outputs.clone(),
-        );
-        registry.register(
-            "lane_completed",
-            "Records whose offsets were committed",
-            families.completed.clone(),
-        );
-        registry.register(
-            "lane_transaction_seconds",
-            "Time from beginning a transaction to its commit",
-            families.duration.clone(),
-        );
-        registry.register(
-            "lane_setbacks",
-            "Failed transactions, by recovery action: abort, rebuild, fenced, retry, misconfigured",
-            families.setbacks.clone(),
-        );
-        registry.register(
-            "lane_partitions",
-            "Currently assigned partitions",
-            families.partitions.clone(),
-        );
-        registry.register(
-            "lane_window_full",
-            "Times a partition was not read further because its completed set was full",
-            families.blocked.clone(),
-        );
-        registry.register(
-            "lane_lag",
-            "Incomplete records of an assigned partition; an upper bound, which includes transaction markers",
-            families.lag.clone(),
-        );
-        registry.register(
-            "lane_recreated_partitions",
-            "Assigned partitions whose topic was created again",
-            families.recreated.clone(),
-        );
-        registry.register(
-            "lane_dropped_records",
-            "Records in flight dropped because their topic was created again",
-            families.dropped.clone(),
-        );
-        registry.register(
-            "lane_deleted_unread_records",
-            "Offsets deleted before they were read, for example by retention",
-            families.deleted_unread.clone(),
-        );
-        families
-    }
-
     /// The observer of one lane. It sets the lane's metrics and its part of the process's readiness.
     #[must_use]
     pub fn observer(&self, lane: &str, group: &str, serves: &Serves, part: Part) -> Arc<dyn LaneObserver> {

@@ -9,11 +9,11 @@ use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::Histogram;
-use prometheus_client::registry::Registry;
 use redeliver_core::pipeline::DelayQueue;
 use redeliver_core::route::Disposition;
 use redeliver_core::{ErrorClass, Outcome};
-use redeliver_service::metrics::seconds;
+use redeliver_runtime::families;
+use redeliver_service::metrics::{PipelineLabel, seconds};
 
 /// Upper bounds of a histogram of attempts. A record that was rejected without an attempt is in the first bucket.
 const ATTEMPTS: [f64; 15] = [
@@ -28,11 +28,6 @@ const DEAD: &str = "dead";
 struct PipelineClass {
     pipeline: String,
     class: &'static str,
-}
-
-#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
-struct PipelineLabel {
-    pipeline: String,
 }
 
 #[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
@@ -69,118 +64,40 @@ impl PipelineLane {
     }
 }
 
-/// Metric families of all workers of a process.
-#[derive(Clone)]
-pub struct WorkerFamilies {
-    succeeded: Family<PipelineLabel, Counter>,
-    retried: Family<PipelineClass, Counter>,
-    dead: Family<PipelineClass, Counter>,
-    long_waits: Family<PipelineLabel, Counter>,
-    unusable_anchors: Family<PipelineLabel, Counter>,
-    attempts: Family<PipelineOutcome, Histogram, fn() -> Histogram>,
-    handling: Family<PipelineOutcome, Histogram, fn() -> Histogram>,
-    breaker_open: Family<PipelineLabel, Gauge>,
-    breaker_openings: Family<PipelineLabel, Counter>,
-    paused: Family<PipelineLabel, Gauge>,
-    forgotten: Family<PipelineLabel, Counter>,
-    waiting: Family<PipelineReason, Gauge>,
-    in_flight: Family<PipelineLane, Gauge>,
-    unavailable_topics: Family<LaneTopic, Gauge>,
+families! {
+    /// Metric families of all workers of a process.
+    #[derive(Clone)]
+    pub struct WorkerFamilies {
+        succeeded: Family<PipelineLabel, Counter> = "worker_succeeded", "Records processed successfully";
+        retried: Family<PipelineClass, Counter> = "worker_retried",
+            "Failed attempts whose records wait for a retry, by failure class";
+        dead: Family<PipelineClass, Counter> = "worker_dead", "Dead letters, by failure class";
+        long_waits: Family<PipelineLabel, Counter> = "worker_long_waits",
+            "Failed attempts whose records wait in the scheduler";
+        unusable_anchors: Family<PipelineLabel, Counter> = "worker_unusable_anchors",
+            "First retries that count from the failure, because the record's anchor is missing or invalid";
+        attempts: Family<PipelineOutcome, Histogram, fn() -> Histogram> = "worker_attempts",
+            "Attempts per record until it succeeded or became a dead letter, without forgotten ones",
+            Family::new_with_constructor(|| Histogram::new(ATTEMPTS));
+        handling: Family<PipelineOutcome, Histogram, fn() -> Histogram> = "worker_handling_seconds",
+            "Duration of an attempt, by outcome: succeeded, or the failure class",
+            Family::new_with_constructor(seconds);
+        breaker_open: Family<PipelineLabel, Gauge> = "worker_breaker_open",
+            "1 while the circuit breaker is open or half open because the endpoint fails, else 0";
+        breaker_openings: Family<PipelineLabel, Counter> = "worker_breaker_openings",
+            "Openings of the circuit breaker";
+        paused: Family<PipelineLabel, Gauge> = "worker_paused", "1 while the pipeline is paused, else 0";
+        forgotten: Family<PipelineLabel, Counter> = "worker_forgotten",
+            "Attempts that do not count because of an outage of the endpoint";
+        waiting: Family<PipelineReason, Gauge> = "worker_waiting_records",
+            "Records in flight that wait, by reason: attempt (concurrency, a rate, the breaker), order (ordering), limit (limit_by), blocking (key_blocking), held (until it is known whether a failure counts), forgotten (another attempt)";
+        in_flight: Family<PipelineLane, Gauge> = "worker_in_flight", "Records read and not yet committed";
+        unavailable_topics: Family<LaneTopic, Gauge> = "worker_unavailable_topic_records",
+            "Finished records that wait for a missing or unwritable topic";
+    }
 }
 
 impl WorkerFamilies {
-    /// Registers the metrics of workers.
-    #[must_use]
-    pub fn register(registry: &mut Registry) -> Self {
-        let families = Self {
-            succeeded: Family::default(),
-            retried: Family::default(),
-            dead: Family::default(),
-            long_waits: Family::default(),
-            unusable_anchors: Family::default(),
-            attempts: Family::new_with_constructor(|| Histogram::new(ATTEMPTS)),
-            handling: Family::new_with_constructor(seconds),
-            breaker_open: Family::default(),
-            breaker_openings: Family::default(),
-            paused: Family::default(),
-            forgotten: Family::default(),
-            waiting: Family::default(),
-            in_flight: Family::default(),
-            unavailable_topics: Family::default(),
-        };
-        registry.register(
-            "worker_succeeded",
-            "Records processed successfully",
-            families.succeeded.clone(),
-        );
-        registry.register(
-            "worker_retried",
-            "Failed attempts whose records wait for a retry, by failure class",
-            families.retried.clone(),
-        );
-        registry.register(
-            "worker_dead",
-            "Dead letters, by failure class",
-            families.dead.clone(),
-        );
-        registry.register(
-            "worker_long_waits",
-            "Failed attempts whose records wait in the scheduler",
-            families.long_waits.clone(),
-        );
-        registry.register(
-            "worker_unusable_anchors",
-            "First retries that count from the failure, because the record's anchor is missing or invalid",
-            families.unusable_anchors.clone(),
-        );
-        registry.register(
-            "worker_attempts",
-            "Attempts per record until it succeeded or became a dead letter, without forgotten ones",
-            families.attempts.clone(),
-        );
-        registry.register(
-            "worker_handling_seconds",
-            "Duration of an attempt, by outcome: succeeded, or the failure class",
-            families.handling.clone(),
-        );
-        registry.register(
-            "worker_breaker_open",
-            "1 while the circuit breaker is open or half open because the endpoint fails, else 0",
-            families.breaker_open.clone(),
-        );
-        registry.register(
-            "worker_breaker_openings",
-            "Openings of the circuit breaker",
-            families.breaker_openings.clone(),
-        );
-        registry.register(
-            "worker_paused",
-            "1 while the pipeline is paused, else 0",
-            families.paused.clone(),
-        );
-        registry.register(
-            "worker_forgotten",
-            "Attempts that do not count because of an outage of the endpoint",
-            families.forgotten.clone(),
-        );
-        registry.register(
-            "worker_waiting_records",
-            "Records in flight that wait, by reason: attempt (concurrency, a rate, the breaker), order (ordering), limit (limit_by), blocking (key_blocking), held (until it is known whether a failure counts), forgotten (another attempt)",
-            families.waiting.clone(),
-        );
-        registry.register(
-            "worker_in_flight",
-            "Records read and not yet committed",
-            families.in_flight.clone(),
-        );
-        registry.register(
-            "worker_unavailable_topic_records",
-            "Finished records that wait for a missing or unwritable topic",
-            families.unavailable_topics.clone(),
-        );
-        families
-    }
-
     pub(crate) fn in_flight(&self, pipeline: &str, lane: &str) -> Gauge {
         self.in_flight
             .get_or_create(&PipelineLane::new(pipeline, lane))
@@ -208,9 +125,7 @@ impl WorkerFamilies {
     }
 
     pub(crate) fn of(&self, pipeline: &str) -> WorkerMetrics {
-        let label = PipelineLabel {
-            pipeline: pipeline.to_owned(),
-        };
+        let label = PipelineLabel::new(pipeline);
         let by_class = |family: &Family<PipelineClass, Counter>| {
             ErrorClass::ALL.map(|class| {
                 let label = PipelineClass {

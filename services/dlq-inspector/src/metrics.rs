@@ -8,9 +8,11 @@ use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::Histogram;
-use prometheus_client::registry::{Registry, Unit};
 use redeliver_core::Timestamp;
 use redeliver_proto::v1;
+use redeliver_runtime::families;
+use redeliver_runtime::metrics::with_series;
+use redeliver_service::metrics::{OutcomeLabel, PipelineLabel, TopicLabel};
 use tonic::Code;
 
 use crate::completeness::Completeness;
@@ -19,23 +21,8 @@ use crate::ledger;
 use crate::redrive::job::Kind;
 
 #[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
-struct TopicLabel {
-    topic: String,
-}
-
-#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
-struct PipelineLabel {
-    pipeline: String,
-}
-
-#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
 struct StateLabel {
     state: &'static str,
-}
-
-#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
-struct OutcomeLabel {
-    outcome: &'static str,
 }
 
 #[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
@@ -50,230 +37,97 @@ struct RedrivenLabels {
     outcome: &'static str,
 }
 
+impl RedrivenLabels {
+    fn new(kind: Kind, outcome: &'static str) -> Self {
+        let kind = match kind {
+            Kind::Redrive => "redrive",
+            Kind::Discard => "discard",
+            Kind::Restore => "restore",
+        };
+        Self { kind, outcome }
+    }
+
+    fn all() -> impl Iterator<Item = Self> {
+        let kinds = [Kind::Redrive, Kind::Discard, Kind::Restore].into_iter();
+        kinds.flat_map(|kind| ["done", "failed", "skipped"].map(|outcome| Self::new(kind, outcome)))
+    }
+}
+
 /// From a single index lookup to a page with values from Kafka.
 const CALL_SECONDS: [f64; 13] = [
     0.000_5, 0.001, 0.002_5, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0, 20.0,
 ];
 
-/// The inspector's metrics. Cheap to clone.
-#[derive(Clone)]
-pub(crate) struct Metrics {
-    indexed: Family<TopicLabel, Counter>,
-    lag: Family<TopicLabel, Gauge>,
-    open: Family<TopicLabel, Gauge>,
-    removal: Family<TopicLabel, Gauge>,
-    groups: Family<StateLabel, Gauge>,
-    new_groups: Counter,
-    missing: Family<TopicLabel, Gauge>,
-    as_of: Gauge,
-    rebuilds: Counter,
-    write_errors: Counter,
-    audit_failures: Counter,
-    schema_fetches: Family<OutcomeLabel, Counter>,
-    size: Gauge,
-    watchers: Gauge,
-    redriven: Family<RedrivenLabels, Counter>,
-    redrives: Family<StateLabel, Gauge>,
-    removed_entries: Counter,
-    scans: Gauge,
-    scanned: Counter,
-    job_outcomes: Gauge,
-    overview_surveys: Counter,
-    overview_watchers: Gauge,
-    audit_as_of: Family<PipelineLabel, Gauge>,
-    audit_defects: Family<PipelineLabel, Gauge>,
-    webhook_requests: Family<OutcomeLabel, Counter>,
-    calls: Family<CallLabels, Histogram, fn() -> Histogram>,
+families! {
+    /// The inspector's metrics. Cheap to clone.
+    #[derive(Clone)]
+    pub(crate) struct Metrics {
+        indexed: Family<TopicLabel, Counter> = "dlq_indexed", "Dead letters added to the index";
+        lag: Family<TopicLabel, Gauge> = "dlq_index_lag", "Dead letters that are not indexed yet";
+        open: Family<TopicLabel, Gauge> = "dlq_open", "Open dead letters: neither redriven nor discarded";
+        removal: Family<TopicLabel, Gauge> = "dlq_removal_timestamp_seconds",
+            "When Kafka may delete the oldest open dead letter";
+        groups: Family<StateLabel, Gauge> = "dlq_groups",
+            "Groups with open dead letters, by state: open, resolved, muted, regressed";
+        new_groups: Counter = "dlq_groups_first_seen",
+            "New open groups, since the index was complete for the first time";
+        missing: Family<TopicLabel, Gauge> = "dlq_missing_partitions",
+            "Partitions whose dead letters may be missing in answers";
+        as_of: Gauge = "dlq_as_of_timestamp_seconds",
+            "Up to when the index contains everything that is not missing; 0 until it has caught up";
+        rebuilds: Counter = "dlq_index_rebuilds", "Rebuilds of a damaged index";
+        write_errors: Counter = "dlq_index_write_errors",
+            "Failed attempts to open or write the index; they are repeated";
+        redriven: Family<RedrivenLabels, Counter> = "dlq_redrive_items",
+            "Dead letters of redrives, discards and restores in this process, by outcome: done, failed, skipped",
+            with_series(RedrivenLabels::all());
+        redrives: Family<StateLabel, Gauge> = "dlq_redrives",
+            "Redrives, discards and restores in progress, by state: planned, running, paused, auto_paused (too many records came back)";
+        removed_entries: Counter = "dlq_ledger_entries_removed",
+            "Entries removed from the ledger because Kafka has deleted their dead letters";
+        audit_failures: Counter = "dlq_audit_failures",
+            "Disclosures refused because the audit topic cannot be written";
+        schema_fetches: Family<OutcomeLabel, Counter> = "dlq_schema_fetches",
+            "Fetches of schemas, by outcome: ok, missing, unusable, refused, unavailable",
+            with_series(["ok", "missing", "unusable", "refused", "unavailable"].map(|outcome| OutcomeLabel { outcome }));
+        size: Gauge = "dlq_index_size" in Bytes, "Size of the index on disk";
+        watchers: Gauge = "dlq_watchers", "Clients that watch dead letters";
+        scans: Gauge = "dlq_scans", "Scans in progress";
+        scanned: Counter = "dlq_scanned_offsets", "Offsets read by scans";
+        job_outcomes: Gauge = "dlq_job_outcomes", "Jobs in pipelines whose newest records are known";
+        overview_surveys: Counter = "dlq_overview_surveys", "Surveys for overviews, which all callers share";
+        overview_watchers: Gauge = "dlq_overview_watchers", "Clients that are watching the overview";
+        audit_as_of: Family<PipelineLabel, Gauge> = "dlq_pipeline_audit_as_of_timestamp_seconds",
+            "As of when the last complete pass audited the pipeline";
+        audit_defects: Family<PipelineLabel, Gauge> = "dlq_pipeline_audit_defects",
+            "Records that the last pass found lost, doubled, early, altered or unknown";
+        webhook_requests: Family<OutcomeLabel, Counter> = "dlq_webhook_requests",
+            "Requests to the receiver of problems, by outcome: sent, refused, failed",
+            with_series(["sent", "refused", "failed"].map(|outcome| OutcomeLabel { outcome }));
+        calls: Family<CallLabels, Histogram, fn() -> Histogram> = "dlq_call" in Seconds,
+            "Duration of an API call, to its response or the start of its stream",
+            Family::new_with_constructor(|| Histogram::new(CALL_SECONDS));
+    }
 }
 
 impl Metrics {
-    pub(crate) fn register(registry: &mut Registry) -> Self {
-        let metrics = Self {
-            indexed: Family::default(),
-            lag: Family::default(),
-            open: Family::default(),
-            removal: Family::default(),
-            groups: Family::default(),
-            new_groups: Counter::default(),
-            missing: Family::default(),
-            as_of: Gauge::default(),
-            rebuilds: Counter::default(),
-            write_errors: Counter::default(),
-            audit_failures: Counter::default(),
-            schema_fetches: Family::default(),
-            size: Gauge::default(),
-            watchers: Gauge::default(),
-            redriven: Family::default(),
-            redrives: Family::default(),
-            removed_entries: Counter::default(),
-            scans: Gauge::default(),
-            scanned: Counter::default(),
-            job_outcomes: Gauge::default(),
-            overview_surveys: Counter::default(),
-            overview_watchers: Gauge::default(),
-            audit_as_of: Family::default(),
-            audit_defects: Family::default(),
-            webhook_requests: Family::default(),
-            calls: Family::new_with_constructor(|| Histogram::new(CALL_SECONDS)),
-        };
-        registry.register(
-            "dlq_indexed",
-            "Dead letters added to the index",
-            metrics.indexed.clone(),
-        );
-        registry.register(
-            "dlq_index_lag",
-            "Dead letters that are not indexed yet",
-            metrics.lag.clone(),
-        );
-        registry.register(
-            "dlq_open",
-            "Open dead letters: neither redriven nor discarded",
-            metrics.open.clone(),
-        );
-        registry.register(
-            "dlq_removal_timestamp_seconds",
-            "When Kafka may delete the oldest open dead letter",
-            metrics.removal.clone(),
-        );
-        registry.register(
-            "dlq_groups",
-            "Groups with open dead letters, by state: open, resolved, muted, regressed",
-            metrics.groups.clone(),
-        );
-        registry.register(
-            "dlq_groups_first_seen",
-            "New open groups, since the index was complete for the first time",
-            metrics.new_groups.clone(),
-        );
-        registry.register(
-            "dlq_missing_partitions",
-            "Partitions whose dead letters may be missing in answers",
-            metrics.missing.clone(),
-        );
-        registry.register(
-            "dlq_as_of_timestamp_seconds",
-            "Up to when the index contains everything that is not missing; 0 until it has caught up",
-            metrics.as_of.clone(),
-        );
-        registry.register(
-            "dlq_index_rebuilds",
-            "Rebuilds of a damaged index",
-            metrics.rebuilds.clone(),
-        );
-        registry.register(
-            "dlq_index_write_errors",
-            "Failed attempts to open or write the index; they are repeated",
-            metrics.write_errors.clone(),
-        );
-        for kind in [Kind::Redrive, Kind::Discard, Kind::Restore] {
-            for outcome in ["done", "failed", "skipped"] {
-                metrics.add_redriven(kind, outcome, 0);
-            }
-        }
-        registry.register(
-            "dlq_redrive_items",
-            "Dead letters of redrives, discards and restores in this process, by outcome: done, failed, skipped",
-            metrics.redriven.clone(),
-        );
-        registry.register(
-            "dlq_redrives",
-            "Redrives, discards and restores in progress, by state: planned, running, paused, auto_paused (too many records came back)",
-            metrics.redrives.clone(),
-        );
-        registry.register(
-            "dlq_ledger_entries_removed",
-            "Entries removed from the ledger because Kafka has deleted their dead letters",
-            metrics.removed_entries.clone(),
-        );
-        registry.register(
-            "dlq_audit_failures",
-            "Disclosures refused because the audit topic cannot be written",
-            metrics.audit_failures.clone(),
-        );
-        // Without a registry, they are 0.
-        for outcome in ["ok", "missing", "unusable", "refused", "unavailable"] {
-            drop(metrics.schema_fetches.get_or_create(&OutcomeLabel { outcome }));
-        }
-        registry.register(
-            "dlq_schema_fetches",
-            "Fetches of schemas, by outcome: ok, missing, unusable, refused, unavailable",
-            metrics.schema_fetches.clone(),
-        );
-        registry.register_with_unit(
-            "dlq_index_size",
-            "Size of the index on disk",
-            Unit::Bytes,
-            metrics.size.clone(),
-        );
-        registry.register(
-            "dlq_watchers",
-            "Clients that watch dead letters",
-            metrics.watchers.clone(),
-        );
-        registry.register("dlq_scans", "Scans in progress", metrics.scans.clone());
-        registry.register(
-            "dlq_scanned_offsets",
-            "Offsets read by scans",
-            metrics.scanned.clone(),
-        );
-        registry.register(
-            "dlq_job_outcomes",
-            "Jobs in pipelines whose newest records are known",
-            metrics.job_outcomes.clone(),
-        );
-        registry.register(
-            "dlq_overview_surveys",
-            "Surveys for overviews, which all callers share",
-            metrics.overview_surveys.clone(),
-        );
-        registry.register(
-            "dlq_overview_watchers",
-            "Clients that are watching the overview",
-            metrics.overview_watchers.clone(),
-        );
-        registry.register(
-            "dlq_pipeline_audit_as_of_timestamp_seconds",
-            "As of when the last complete pass audited the pipeline",
-            metrics.audit_as_of.clone(),
-        );
-        registry.register(
-            "dlq_pipeline_audit_defects",
-            "Records that the last pass found lost, doubled, early, altered or unknown",
-            metrics.audit_defects.clone(),
-        );
-        for outcome in ["sent", "refused", "failed"] {
-            drop(metrics.webhook_requests.get_or_create(&OutcomeLabel { outcome }));
-        }
-        registry.register(
-            "dlq_webhook_requests",
-            "Requests to the receiver of problems, by outcome: sent, refused, failed",
-            metrics.webhook_requests.clone(),
-        );
-        registry.register_with_unit(
-            "dlq_call",
-            "Duration of an API call, to its response or the start of its stream",
-            Unit::Seconds,
-            metrics.calls.clone(),
-        );
-        metrics
-    }
-
     pub(crate) fn add_indexed(&self, topic: &str, count: u64) {
-        self.indexed.get_or_create(&label(topic)).inc_by(count);
+        self.indexed.get_or_create(&TopicLabel::new(topic)).inc_by(count);
     }
 
     pub(crate) fn set_lag(&self, topic: &str, lag: u64) {
-        self.lag.get_or_create(&label(topic)).set(saturating(lag));
+        self.lag
+            .get_or_create(&TopicLabel::new(topic))
+            .set(saturating(lag));
     }
 
     pub(crate) fn set_open(&self, topic: &str, count: i64) {
-        self.open.get_or_create(&label(topic)).set(count);
+        self.open.get_or_create(&TopicLabel::new(topic)).set(count);
     }
 
     /// As [`Metrics::set_open`], unless there were more.
     pub(crate) fn raise_open(&self, topic: &str, count: i64) {
-        let open = self.open.get_or_create(&label(topic));
+        let open = self.open.get_or_create(&TopicLabel::new(topic));
         open.set(open.get().max(count));
     }
 
@@ -287,12 +141,7 @@ impl Metrics {
     }
 
     pub(crate) fn add_redriven(&self, kind: Kind, outcome: &'static str, count: u32) {
-        let kind = match kind {
-            Kind::Redrive => "redrive",
-            Kind::Discard => "discard",
-            Kind::Restore => "restore",
-        };
-        let labels = RedrivenLabels { kind, outcome };
+        let labels = RedrivenLabels::new(kind, outcome);
         self.redriven.get_or_create(&labels).inc_by(count.into());
     }
 
@@ -306,7 +155,7 @@ impl Metrics {
 
     /// Sets when the oldest open dead letter of a topic may be deleted. `None` if there is none, or never.
     pub(crate) fn set_removal(&self, topic: &str, at: Option<Timestamp>) {
-        let label = label(topic);
+        let label = TopicLabel::new(topic);
         match at {
             Some(at) => {
                 let seconds = at.as_millis().div_euclid(1_000);
@@ -333,12 +182,14 @@ impl Metrics {
         for topic in before.missing_by_topic().into_keys() {
             // It was deleted.
             if !names.contains(topic) {
-                self.missing.remove(&label(topic));
+                self.missing.remove(&TopicLabel::new(topic));
             }
         }
         for name in names {
             let count = missing.get(name).copied().unwrap_or(0);
-            self.missing.get_or_create(&label(name)).set(saturating(count));
+            self.missing
+                .get_or_create(&TopicLabel::new(name))
+                .set(saturating(count));
         }
         let as_of = completeness.as_of.map_or(0, Timestamp::as_millis);
         self.as_of.set(as_of.div_euclid(1_000));
@@ -363,7 +214,7 @@ impl Metrics {
 
     /// Removes the gauges of a topic that was deleted or created again.
     pub(crate) fn forget(&self, topic: &str) {
-        let label = label(topic);
+        let label = TopicLabel::new(topic);
         self.lag.remove(&label);
         self.missing.remove(&label);
         self.open.remove(&label);
@@ -393,9 +244,7 @@ impl Metrics {
 
     /// Sets what is known about a pipeline.
     pub(crate) fn set_pipeline_audit(&self, pipeline: &str, audit: &v1::PipelineAudit) {
-        let label = PipelineLabel {
-            pipeline: pipeline.to_owned(),
-        };
+        let label = PipelineLabel::new(pipeline);
         if let Some(as_of) = &audit.as_of {
             self.audit_as_of.get_or_create(&label).set(as_of.seconds);
         }
@@ -445,12 +294,6 @@ pub(crate) struct ScanGuard(Gauge);
 impl Drop for ScanGuard {
     fn drop(&mut self) {
         self.0.dec();
-    }
-}
-
-fn label(topic: &str) -> TopicLabel {
-    TopicLabel {
-        topic: topic.to_owned(),
     }
 }
 

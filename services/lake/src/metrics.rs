@@ -4,8 +4,9 @@ use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
-use prometheus_client::registry::{Registry, Unit};
 use redeliver_core::Timestamp;
+use redeliver_runtime::families;
+use redeliver_service::metrics::TopicLabel;
 
 #[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
 struct TableLabel {
@@ -18,22 +19,24 @@ struct CommitLabels {
     outcome: &'static str,
 }
 
-#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
-struct TopicLabel {
-    topic: String,
-}
-
-/// The metrics. Cheap to clone.
-#[derive(Clone)]
-pub(crate) struct Metrics {
-    rows: Family<TableLabel, Counter>,
-    commits: Family<CommitLabels, Counter>,
-    last_commit: Family<TableLabel, Gauge>,
-    lag: Family<TopicLabel, Gauge>,
-    missing: Family<TopicLabel, Counter>,
-    buffered: Gauge,
-    files: Family<TableLabel, Gauge>,
-    maintenance_failures: Family<TableLabel, Counter>,
+families! {
+    /// The metrics. Cheap to clone.
+    #[derive(Clone)]
+    pub(crate) struct Metrics {
+        rows: Family<TableLabel, Counter> = "lake_rows", "Rows appended to tables";
+        commits: Family<CommitLabels, Counter> = "lake_commits",
+            "Attempts to append rows: committed, conflict (tried again), overtaken by another process, failed";
+        last_commit: Family<TableLabel, Gauge> = "lake_last_commit_timestamp" in Seconds,
+            "When rows, or only offsets, were last committed to a table";
+        lag: Family<TopicLabel, Gauge> = "lake_lag_records",
+            "Records of topics that are in no table yet, including transaction markers";
+        missing: Family<TopicLabel, Counter> = "lake_missing_records",
+            "Records that Kafka had deleted or lost before they were in a table";
+        buffered: Gauge = "lake_buffered" in Bytes, "Rows in memory that are in no table yet";
+        files: Family<TableLabel, Gauge> = "lake_files", "Files of a table, as of the last maintenance";
+        maintenance_failures: Family<TableLabel, Counter> = "lake_maintenance_failures",
+            "Tables whose files could not be merged or deleted";
+    }
 }
 
 /// How a commit ended.
@@ -60,58 +63,6 @@ impl Outcome {
 }
 
 impl Metrics {
-    pub(crate) fn register(registry: &mut Registry) -> Self {
-        let metrics = Self {
-            rows: Family::default(),
-            commits: Family::default(),
-            last_commit: Family::default(),
-            lag: Family::default(),
-            missing: Family::default(),
-            buffered: Gauge::default(),
-            files: Family::default(),
-            maintenance_failures: Family::default(),
-        };
-        registry.register("lake_rows", "Rows appended to tables", metrics.rows.clone());
-        registry.register(
-            "lake_commits",
-            "Attempts to append rows: committed, conflict (tried again), overtaken by another process, failed",
-            metrics.commits.clone(),
-        );
-        registry.register_with_unit(
-            "lake_last_commit_timestamp",
-            "When rows, or only offsets, were last committed to a table",
-            Unit::Seconds,
-            metrics.last_commit.clone(),
-        );
-        registry.register(
-            "lake_lag_records",
-            "Records of topics that are in no table yet, including transaction markers",
-            metrics.lag.clone(),
-        );
-        registry.register(
-            "lake_missing_records",
-            "Records that Kafka had deleted or lost before they were in a table",
-            metrics.missing.clone(),
-        );
-        registry.register_with_unit(
-            "lake_buffered",
-            "Rows in memory that are in no table yet",
-            Unit::Bytes,
-            metrics.buffered.clone(),
-        );
-        registry.register(
-            "lake_files",
-            "Files of a table, as of the last maintenance",
-            metrics.files.clone(),
-        );
-        registry.register(
-            "lake_maintenance_failures",
-            "Tables whose files could not be merged or deleted",
-            metrics.maintenance_failures.clone(),
-        );
-        metrics
-    }
-
     pub(crate) fn committed(&self, table: &'static str, rows: usize, now: Timestamp) {
         self.rows.get_or_create(&TableLabel { table }).inc_by(rows as u64);
         let seconds = now.as_millis().div_euclid(1_000);
@@ -126,24 +77,21 @@ impl Metrics {
     }
 
     pub(crate) fn set_lag(&self, topic: &str, records: i64) {
-        let label = TopicLabel {
-            topic: topic.to_owned(),
-        };
+        let label = TopicLabel::new(topic);
         self.lag.get_or_create(&label).set(records);
         // From 0 on, so that the first increase is seen.
         drop(self.missing.get_or_create(&label));
     }
 
     pub(crate) fn missing(&self, topic: &str, records: i64) {
-        let topic = topic.to_owned();
         let records = u64::try_from(records).unwrap_or(0);
-        self.missing.get_or_create(&TopicLabel { topic }).inc_by(records);
+        self.missing
+            .get_or_create(&TopicLabel::new(topic))
+            .inc_by(records);
     }
 
     pub(crate) fn forget(&self, topic: &str) {
-        self.lag.remove(&TopicLabel {
-            topic: topic.to_owned(),
-        });
+        self.lag.remove(&TopicLabel::new(topic));
     }
 
     pub(crate) fn maintained(&self, table: &'static str, files: usize) {
@@ -165,6 +113,8 @@ impl Metrics {
 #[cfg(test)]
 mod tests {
     use std::collections::BTreeMap;
+
+    use prometheus_client::registry::Registry;
 
     use super::*;
 

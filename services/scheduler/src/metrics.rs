@@ -11,15 +11,11 @@ use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::Registry;
 use redeliver_core::{Clock, Timestamp};
+use redeliver_runtime::families;
 use redeliver_service::due::{DueFamilies, DueSignal};
-use redeliver_service::metrics::SECONDS;
+use redeliver_service::metrics::{OutcomeLabel, SECONDS};
 
 use crate::shard::Tally;
-
-#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
-struct OutcomeLabel {
-    outcome: &'static str,
-}
 
 #[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
 struct CodeLabel {
@@ -49,156 +45,73 @@ struct GroupLabel {
     group: String,
 }
 
+families! {
+    struct Families {
+        received: Counter = "scheduler_received", "Records read from the ingest topic";
+        too_old_timestamps: Counter = "scheduler_too_old_timestamps",
+            "Commands with a timestamp older than kafka.topics.retention; their delays count from now";
+        commands: Family<OutcomeLabel, Counter> = "scheduler_commands",
+            "Commands by outcome: accepted, duplicate, replaced, cancelled, rescheduled, schedule_changed, refused (the job has ended or is unknown, or nothing changes), forwarded to another shard; as dead letters: conflict, rejected, no_room (the index is full), over_quota (max_waiting)";
+        occurrences: Family<OutcomeLabel, Counter> = "scheduler_occurrences",
+            "Occurrences of recurring schedules: created (a job), skipped (missed, or during a pause), postponed (tried again within a minute)";
+        ended: Family<OutcomeLabel, Counter> = "scheduler_jobs_ended",
+            "Jobs by outcome: dispatched, expired, or dead (their topic is missing or has refused them, or an operator gave up)";
+        dead_letters: Family<CodeLabel, Counter> = "scheduler_dead_letters",
+            "Dead letters by error code, of jobs and of pipelines";
+        known_keys: Gauge = "scheduler_idempotency_keys", "Idempotency keys in use (approximate)";
+        released_early: Counter = "scheduler_released_early",
+            "Long waits of pipelines released early by an operator";
+        forgotten: Counter = "scheduler_jobs_forgotten",
+            "Ended jobs deleted after scheduler.keep_ended (approximate)";
+        lateness: Histogram = "scheduler_lateness_seconds",
+            "Time from a job's due time, or from when the rate allowed it, to the commit that dispatched it",
+            Histogram::new(SECONDS);
+        window_jobs: Family<LaneLabel, Gauge> = "scheduler_window_jobs",
+            "Jobs in memory because they are due soon";
+        index_lag: Family<LaneLabel, Gauge> = "scheduler_index_behind",
+            "Committed changes that are not in the index yet";
+        live: Family<LaneLabel, Gauge> = "scheduler_live_shards",
+            "Shards that dispatch jobs, because their index is up to date";
+        index_memory: Gauge<f64, AtomicU64> = "scheduler_index_memory_share",
+            "Share of maxmemory that Redis uses, 0 to 1; 0 without a limit";
+        blocked_jobs: Family<BlockedLabel, Gauge> = "scheduler_unavailable_topic_jobs",
+            "Due jobs that wait for a missing or unwritable topic (approximate)";
+        unavailable_seconds: Family<BlockedLabel, Gauge<f64, AtomicU64>> = "scheduler_unavailable_topic_seconds",
+            "Time since which the topic is missing or unwritable";
+        rate_limited: Family<AppLabel, Gauge> = "scheduler_rate_limited_jobs",
+            "Due jobs that wait for the rate of their application; a lower bound";
+        paused: Family<AppLabel, Gauge> = "scheduler_paused_jobs",
+            "Due jobs of paused applications (approximate)";
+    }
+}
+
 /// The metric families, which all lanes of a process share.
-#[derive(Clone)]
 pub(crate) struct SchedulerFamilies {
-    received: Counter,
-    too_old_timestamps: Counter,
-    commands: Family<OutcomeLabel, Counter>,
-    occurrences: Family<OutcomeLabel, Counter>,
-    ended: Family<OutcomeLabel, Counter>,
-    dead_letters: Family<CodeLabel, Counter>,
-    released_early: Counter,
-    forgotten: Counter,
-    known_keys: Gauge,
-    lateness: Histogram,
-    window_jobs: Family<LaneLabel, Gauge>,
-    index_lag: Family<LaneLabel, Gauge>,
-    live: Family<LaneLabel, Gauge>,
-    index_memory: Gauge<f64, AtomicU64>,
-    blocked_jobs: Family<BlockedLabel, Gauge>,
-    unavailable_seconds: Family<BlockedLabel, Gauge<f64, AtomicU64>>,
-    rate_limited: Family<AppLabel, Gauge>,
-    paused: Family<AppLabel, Gauge>,
+    families: Families,
     due: DueFamilies<GroupLabel>,
 }
 
 impl SchedulerFamilies {
     pub(crate) fn register(registry: &mut Registry, clock: Arc<dyn Clock>) -> Self {
-        let families = Self {
-            received: Counter::default(),
-            too_old_timestamps: Counter::default(),
-            commands: Family::default(),
-            occurrences: Family::default(),
-            ended: Family::default(),
-            dead_letters: Family::default(),
-            released_early: Counter::default(),
-            forgotten: Counter::default(),
-            known_keys: Gauge::default(),
-            lateness: Histogram::new(SECONDS),
-            window_jobs: Family::default(),
-            index_lag: Family::default(),
-            live: Family::default(),
-            index_memory: Gauge::default(),
-            blocked_jobs: Family::default(),
-            unavailable_seconds: Family::default(),
-            rate_limited: Family::default(),
-            paused: Family::default(),
+        Self {
+            families: Families::register(registry),
             due: DueFamilies::register(registry, "scheduler", clock),
-        };
-        registry.register(
-            "scheduler_received",
-            "Records read from the ingest topic",
-            families.received.clone(),
-        );
-        registry.register(
-            "scheduler_too_old_timestamps",
-            "Commands with a timestamp older than kafka.topics.retention; their delays count from now",
-            families.too_old_timestamps.clone(),
-        );
-        registry.register(
-            "scheduler_commands",
-            "Commands by outcome: accepted, duplicate, replaced, cancelled, rescheduled, schedule_changed, refused (the job has ended or is unknown, or nothing changes), forwarded to another shard; as dead letters: conflict, rejected, no_room (the index is full), over_quota (max_waiting)",
-            families.commands.clone(),
-        );
-        registry.register(
-            "scheduler_occurrences",
-            "Occurrences of recurring schedules: created (a job), skipped (missed, or during a pause), postponed (tried again within a minute)",
-            families.occurrences.clone(),
-        );
-        registry.register(
-            "scheduler_jobs_ended",
-            "Jobs by outcome: dispatched, expired, or dead (their topic is missing or has refused them, or an operator gave up)",
-            families.ended.clone(),
-        );
-        registry.register(
-            "scheduler_dead_letters",
-            "Dead letters by error code, of jobs and of pipelines",
-            families.dead_letters.clone(),
-        );
-        registry.register(
-            "scheduler_idempotency_keys",
-            "Idempotency keys in use (approximate)",
-            families.known_keys.clone(),
-        );
-        registry.register(
-            "scheduler_released_early",
-            "Long waits of pipelines released early by an operator",
-            families.released_early.clone(),
-        );
-        registry.register(
-            "scheduler_jobs_forgotten",
-            "Ended jobs deleted after scheduler.keep_ended (approximate)",
-            families.forgotten.clone(),
-        );
-        registry.register(
-            "scheduler_lateness_seconds",
-            "Time from a job's due time, or from when the rate allowed it, to the commit that dispatched it",
-            families.lateness.clone(),
-        );
-        registry.register(
-            "scheduler_window_jobs",
-            "Jobs in memory because they are due soon",
-            families.window_jobs.clone(),
-        );
-        registry.register(
-            "scheduler_index_behind",
-            "Committed changes that are not in the index yet",
-            families.index_lag.clone(),
-        );
-        registry.register(
-            "scheduler_live_shards",
-            "Shards that dispatch jobs, because their index is up to date",
-            families.live.clone(),
-        );
-        registry.register(
-            "scheduler_index_memory_share",
-            "Share of maxmemory that Redis uses, 0 to 1; 0 without a limit",
-            families.index_memory.clone(),
-        );
-        registry.register(
-            "scheduler_unavailable_topic_jobs",
-            "Due jobs that wait for a missing or unwritable topic (approximate)",
-            families.blocked_jobs.clone(),
-        );
-        registry.register(
-            "scheduler_unavailable_topic_seconds",
-            "Time since which the topic is missing or unwritable",
-            families.unavailable_seconds.clone(),
-        );
-        registry.register(
-            "scheduler_rate_limited_jobs",
-            "Due jobs that wait for the rate of their application; a lower bound",
-            families.rate_limited.clone(),
-        );
-        registry.register(
-            "scheduler_paused_jobs",
-            "Due jobs of paused applications (approximate)",
-            families.paused.clone(),
-        );
-        families
+        }
     }
 
     pub(crate) fn of(&self, lane: &str, group: &str) -> SchedulerMetrics {
-        let command = |outcome| self.commands.get_or_create(&OutcomeLabel { outcome }).clone();
-        let occurrence = |outcome| self.occurrences.get_or_create(&OutcomeLabel { outcome }).clone();
-        let ended = |outcome| self.ended.get_or_create(&OutcomeLabel { outcome }).clone();
+        let families = &self.families;
+        let by_outcome =
+            |family: &Family<_, Counter>, outcome| family.get_or_create(&OutcomeLabel { outcome }).clone();
+        let command = |outcome| by_outcome(&families.commands, outcome);
+        let occurrence = |outcome| by_outcome(&families.occurrences, outcome);
+        let ended = |outcome| by_outcome(&families.ended, outcome);
         let label = LaneLabel {
             lane: lane.to_owned(),
         };
         SchedulerMetrics {
-            received: self.received.clone(),
-            too_old_timestamps: self.too_old_timestamps.clone(),
+            received: families.received.clone(),
+            too_old_timestamps: families.too_old_timestamps.clone(),
             accepted: command("accepted"),
             duplicates: command("duplicate"),
             conflicts: command("conflict"),
@@ -216,21 +129,21 @@ impl SchedulerFamilies {
             refused: command("refused"),
             dispatched: ended("dispatched"),
             expired: ended("expired"),
-            dead_letters: self.dead_letters.clone(),
-            released_early: self.released_early.clone(),
-            forgotten: self.forgotten.clone(),
-            known_keys: self.known_keys.clone(),
-            lateness: self.lateness.clone(),
-            window_jobs: self.window_jobs.get_or_create(&label).clone(),
-            index_lag: self.index_lag.get_or_create(&label).clone(),
-            live: self.live.get_or_create(&label).clone(),
-            index_memory: self.index_memory.clone(),
+            dead_letters: families.dead_letters.clone(),
+            released_early: families.released_early.clone(),
+            forgotten: families.forgotten.clone(),
+            known_keys: families.known_keys.clone(),
+            lateness: families.lateness.clone(),
+            window_jobs: families.window_jobs.get_or_create(&label).clone(),
+            index_lag: families.index_lag.get_or_create(&label).clone(),
+            live: families.live.get_or_create(&label).clone(),
+            index_memory: families.index_memory.clone(),
             dead: ended("dead"),
             lane: lane.to_owned(),
-            blocked_jobs: self.blocked_jobs.clone(),
-            unavailable_seconds: self.unavailable_seconds.clone(),
-            rate_limited: self.rate_limited.clone(),
-            paused: self.paused.clone(),
+            blocked_jobs: families.blocked_jobs.clone(),
+            unavailable_seconds: families.unavailable_seconds.clone(),
+            rate_limited: families.rate_limited.clone(),
+            paused: families.paused.clone(),
             due: self.due.signal(GroupLabel {
                 group: group.to_owned(),
             }),

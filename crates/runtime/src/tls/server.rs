@@ -10,7 +10,6 @@ use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
-use prometheus_client::registry::{Registry, Unit};
 use redeliver_core::{Clock as _, SystemClock, Timestamp};
 use rustls::pki_types::CertificateDer;
 use rustls::server::WebPkiClientVerifier;
@@ -21,6 +20,7 @@ use tokio_rustls::server::TlsStream;
 
 use super::{add_roots, certificates_in, private_key_in, provider};
 use crate::config::{ConfigError, InvalidField, ServerTlsConfig};
+use crate::families;
 use crate::watched_files::{ConfiguredFile, FileContents, WatchedFiles};
 
 /// Maximum time from the start of a connection to the end of its handshake.
@@ -67,12 +67,16 @@ struct Validity {
     until: Timestamp,
 }
 
-/// Metrics of all listeners with TLS.
-#[derive(Clone, Debug, Default)]
-pub struct TlsMetrics {
-    expiry: Family<ListenerLabels, Gauge>,
-    unusable: Family<ListenerLabels, Gauge>,
-    failures: Family<ListenerLabels, Counter>,
+families! {
+    /// Metrics of all listeners with TLS.
+    #[derive(Clone, Debug)]
+    pub struct TlsMetrics {
+        expiry: Family<ListenerLabels, Gauge> = "tls_certificate_expiry_timestamp" in Seconds,
+            "When the certificate of a listener expires, in seconds since 1970";
+        unusable: Family<ListenerLabels, Gauge> = "tls_files_unusable",
+            "1 while the listener uses previous certificate files because changed ones are unusable, else 0";
+        failures: Family<ListenerLabels, Counter> = "tls_handshake_failures", "Failed TLS handshakes";
+    }
 }
 
 #[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
@@ -83,30 +87,6 @@ struct ListenerLabels {
 struct ListenerMetrics {
     expiry: Gauge,
     failures: Counter,
-}
-
-impl TlsMetrics {
-    /// Registers the metrics.
-    pub fn register(registry: &mut Registry) -> Self {
-        let metrics = Self::default();
-        registry.register_with_unit(
-            "tls_certificate_expiry_timestamp",
-            "When the certificate of a listener expires, in seconds since 1970",
-            Unit::Seconds,
-            metrics.expiry.clone(),
-        );
-        registry.register(
-            "tls_files_unusable",
-            "1 while the listener uses previous certificate files because changed ones are unusable, else 0",
-            metrics.unusable.clone(),
-        );
-        registry.register(
-            "tls_handshake_failures",
-            "Failed TLS handshakes",
-            metrics.failures.clone(),
-        );
-        metrics
-    }
 }
 
 impl ServerTls {

@@ -8,6 +8,7 @@ use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::registry::Registry;
+use redeliver_runtime::metrics::with_series;
 use redeliver_runtime::watched_files::StaleCredentials;
 
 use super::refusal::{Denied, Reason, Refusal};
@@ -32,15 +33,11 @@ impl RefusalMetrics {
     /// Registers the metrics, except `stale`.
     #[must_use]
     pub fn register(registry: &mut Registry, stale: StaleCredentials) -> Self {
-        let metrics = Self {
-            refused: Family::default(),
-            stale,
-        };
-        // All series exist from the start, so that the first refusal is an increase.
-        for reason in Reason::ALL {
-            let reason = reason.as_str();
-            drop(metrics.refused.get_or_create(&ReasonLabel { reason }));
-        }
+        let labels = Reason::ALL.map(|reason| ReasonLabel {
+            reason: reason.as_str(),
+        });
+        let refused = with_series(labels);
+        let metrics = Self { refused, stale };
         registry.register(
             "api_requests_refused",
             "Refused requests and ended watches, by reason, such as token_expired and permission_denied",

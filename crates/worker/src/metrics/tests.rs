@@ -1,4 +1,5 @@
 use prometheus_client::encoding::text;
+use prometheus_client::registry::Registry;
 use redeliver_core::Failure;
 use redeliver_core::anchor::UnusableAnchor;
 

@@ -6,13 +6,8 @@ use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::histogram::Histogram;
-use prometheus_client::registry::Registry;
-use redeliver_service::metrics::seconds;
-
-#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
-struct PipelineLabel {
-    pipeline: String,
-}
+use redeliver_runtime::families;
+use redeliver_service::metrics::{PipelineLabel, seconds};
 
 #[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
 struct CallLabels {
@@ -20,50 +15,22 @@ struct CallLabels {
     status: String,
 }
 
-/// Metric families of the endpoints of all pipelines of a process.
-#[derive(Clone)]
-pub(super) struct HttpFamilies {
-    calls: Family<CallLabels, Counter>,
-    seconds: Family<PipelineLabel, Histogram, fn() -> Histogram>,
-    quick_retries: Family<PipelineLabel, Counter>,
-}
-
-impl Default for HttpFamilies {
-    fn default() -> Self {
-        Self {
-            calls: Family::default(),
-            seconds: Family::new_with_constructor(seconds),
-            quick_retries: Family::default(),
-        }
+families! {
+    /// Metric families of the endpoints of all pipelines of a process.
+    #[derive(Clone)]
+    pub(super) struct HttpFamilies {
+        calls: Family<CallLabels, Counter> = "http_calls",
+            "Calls, by status (above 599: other) or error, such as timeout and connect";
+        seconds: Family<PipelineLabel, Histogram, fn() -> Histogram> = "http_call_seconds",
+            "Duration of a call, to the end of its response", Family::new_with_constructor(seconds);
+        quick_retries: Family<PipelineLabel, Counter> = "http_quick_retries",
+            "Repeated calls within an attempt; also counted as calls";
     }
 }
 
 impl HttpFamilies {
-    /// Registers the metrics of calls.
-    pub(super) fn register(registry: &mut Registry) -> Self {
-        let families = Self::default();
-        registry.register(
-            "http_calls",
-            "Calls, by status (above 599: other) or error, such as timeout and connect",
-            families.calls.clone(),
-        );
-        registry.register(
-            "http_call_seconds",
-            "Duration of a call, to the end of its response",
-            families.seconds.clone(),
-        );
-        registry.register(
-            "http_quick_retries",
-            "Repeated calls within an attempt; also counted as calls",
-            families.quick_retries.clone(),
-        );
-        families
-    }
-
     pub(super) fn of(&self, pipeline: &str) -> CallMetrics {
-        let label = PipelineLabel {
-            pipeline: pipeline.to_owned(),
-        };
+        let label = PipelineLabel::new(pipeline);
         CallMetrics {
             pipeline: pipeline.to_owned(),
             calls: self.calls.clone(),
