@@ -118,7 +118,7 @@ impl SchedulerFamilies {
         );
         registry.register(
             "scheduler_jobs_ended",
-            "Jobs by outcome: dispatched, expired, or dead (their topic is missing or has refused them, or an operator gave up)",
+            "Jobs by outcome: dispatched, expired, dead (their topic is missing or has refused them), or given_up (by an operator)",
             families.ended.clone(),
         );
         registry.register(
@@ -226,6 +226,7 @@ impl SchedulerFamilies {
             live: self.live.get_or_create(&label).clone(),
             index_memory: self.index_memory.clone(),
             dead: ended("dead"),
+            given_up: ended("given_up"),
             lane: lane.to_owned(),
             blocked_jobs: self.blocked_jobs.clone(),
             unavailable_seconds: self.unavailable_seconds.clone(),
@@ -269,6 +270,7 @@ pub(crate) struct SchedulerMetrics {
     live: Gauge,
     index_memory: Gauge<f64, AtomicU64>,
     dead: Counter,
+    given_up: Counter,
     lane: String,
     blocked_jobs: Family<BlockedLabel, Gauge>,
     unavailable_seconds: Family<BlockedLabel, Gauge<f64, AtomicU64>>,
@@ -297,6 +299,7 @@ impl SchedulerMetrics {
         self.refused.inc_by(tally.refused);
         self.expired.inc_by(tally.expired);
         self.dead.inc_by(tally.dead);
+        self.given_up.inc_by(tally.given_up);
         self.released_early.inc_by(tally.released_early);
         self.forgotten.inc_by(tally.forgotten);
         self.dispatched.inc_by(tally.dispatched.len() as u64);

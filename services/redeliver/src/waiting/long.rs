@@ -33,11 +33,12 @@ impl Acted {
         let (state, problem) = match answer.map(|answer| answer.outcome) {
             Ok(Outcome::Rescheduled) => (Retried, String::new()),
             Ok(Outcome::Dead) => (Dead, String::new()),
-            Ok(Outcome::AlreadyDispatched) => (Gone, "it has returned to its pipeline before".to_owned()),
+            Ok(Outcome::AlreadyDispatched) => (Gone, "it has left the scheduler before".to_owned()),
             Ok(Outcome::Expired) => (Gone, "it was a dead letter before".to_owned()),
             Ok(_) => (
                 Gone,
-                "no such long wait: it never existed, or it ended and is no longer kept".to_owned(),
+                "the scheduler does not know it: it ended, or you may not act on it, or its command is not decided yet"
+                    .to_owned(),
             ),
             Err(error) => (Unspecified, error_chain(&error)),
         };
@@ -62,6 +63,11 @@ pub(super) fn act(args: &ActArgs, action: LongWaitAction) -> ExitCode {
         args.scheduler.as_deref(),
         &run.reason,
         async |inspector, jobs| {
+            if !run.request_id.is_empty() {
+                return Err(CliError::Usage(
+                    "--request-id is only for records of tiers: the scheduler acts on a record once anyway".to_owned(),
+                ));
+            }
             let jobs_to_act_on = if args.matching {
                 let client = WaitingClient::new(&inspector.connect().await?);
                 match matching(&client, args).await? {
