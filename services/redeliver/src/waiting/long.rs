@@ -12,7 +12,7 @@ use serde_json::json;
 
 use super::act::{ActArgs, Id};
 use super::{warn, with_progress};
-use crate::connection::CliError;
+use crate::connection::{CliError, conclude};
 use crate::dlq::{EXIT_INCOMPLETE, with_scheduler};
 use crate::output::{Column, Format, Json, Text as _, print_items, print_json};
 use crate::pages::read_pages;
@@ -58,16 +58,15 @@ const ACTED: [Column<Acted>; 3] = [
 
 pub(super) fn act(args: &ActArgs, action: LongWaitAction) -> ExitCode {
     let run = &args.run;
+    if !run.request_id.is_empty() {
+        let problem = "--request-id is only for records of tiers: the scheduler acts on a record once anyway";
+        return conclude(async { Err(CliError::Usage(problem.to_owned())) });
+    }
     with_scheduler(
         &run.inspector,
         args.scheduler.as_deref(),
         &run.reason,
         async |inspector, jobs| {
-            if !run.request_id.is_empty() {
-                return Err(CliError::Usage(
-                    "--request-id is only for records of tiers: the scheduler acts on a record once anyway".to_owned(),
-                ));
-            }
             let jobs_to_act_on = if args.matching {
                 let client = WaitingClient::new(&inspector.connect().await?);
                 match matching(&client, args).await? {

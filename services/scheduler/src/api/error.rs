@@ -562,7 +562,11 @@ mod tests {
             let problem = act.into_problem();
             assert_eq!(problem.status, StatusCode::FAILED_DEPENDENCY);
             assert_eq!(problem.body.job_id.as_deref(), Some(&*id().to_string()));
-            assert!(problem.body.detail.contains("it can be repeated"), "{}", problem.body.detail);
+            assert!(
+                problem.body.detail.contains("it can be repeated"),
+                "{}",
+                problem.body.detail
+            );
         }
     }
 

@@ -299,7 +299,9 @@ impl<I: Index> Jobs<I> {
         self.changes.record_wait(caller, &change).await?;
         let outcome = self.command(&JobRef::Id(change.job), message, asked.trace).await;
         let outcome = outcome.map_err(|error| match error {
-            RequestError::Pending(_, pending) => RequestError::Pending(PendingJob::OfAct(change.job), pending),
+            RequestError::Pending(_, pending) => {
+                RequestError::Pending(PendingJob::OfAct(change.job), pending)
+            }
             RequestError::Unconfirmed(reason) => RequestError::UnconfirmedAct(change.job, reason),
             error => error,
         });

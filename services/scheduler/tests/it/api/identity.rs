@@ -231,7 +231,11 @@ async fn acts_need_scope_of_pipeline() {
             operator,
             &["dead-letters:read:*-docs-dlq", "dead-letters:operate:*-docs-dlq"],
         ),
-        ("other", other, &["dead-letters:read", "dead-letters:operate:*-mail-dlq"]),
+        (
+            "other",
+            other,
+            &["dead-letters:read", "dead-letters:operate:*-mail-dlq"],
+        ),
         ("blind", blind, &["dead-letters:operate"]),
         ("jobs", jobs, &["jobs:*"]),
     ];
