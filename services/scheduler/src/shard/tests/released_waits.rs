@@ -341,7 +341,7 @@ proptest! {
         }
         world.settle();
         world.check();
-        let has_outcome = |answer: &String, outcome| world.answers[answer].outcome() == outcome;
+        let has_outcome = |answer: &String, outcome: v1::Outcome| world.answers[answer].outcome() == outcome;
         let mut given_up: Vec<usize> = acts
             .iter()
             .filter(|(_, _, answer)| has_outcome(answer, v1::Outcome::Dead))
