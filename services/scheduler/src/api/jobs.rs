@@ -469,19 +469,7 @@ impl<I: Index> Jobs<I> {
         app: Option<&str>,
         operation: &str,
     ) -> Result<(), RequestError> {
-        self.require_in(Area::Jobs, caller, verb, app, operation)
-    }
-
-    /// The same in any area.
-    pub(super) fn require_in(
-        &self,
-        area: Area,
-        caller: &Identity,
-        verb: Verb,
-        app: Option<&str>,
-        operation: &str,
-    ) -> Result<(), RequestError> {
-        let required = caller.require(area, verb, app);
+        let required = caller.require(Area::Jobs, verb, app);
         required.map_err(|refusal| self.refused(refusal, operation))
     }
 
