@@ -494,13 +494,16 @@ pub fn reject(pipeline: &Pipeline, record: &Record, failure: &Failure, now: Time
     DeadLetter::of_pipeline(pipeline, Arrival::salvaged(record), failure, now).with_content_of(record)
 }
 
+/// The code of a record on which an operator has given up, if it has no code of a failure.
+pub const OPERATOR_DEAD: &str = "operator.dead";
+
 /// Why the dead letter of a waiting record with these headers is one, on which an operator has given up: its last failure, who wanted it, and why.
 #[must_use]
 pub fn given_up(headers: &Headers, by: impl fmt::Display, reason: &str) -> Failure {
     let last = RecordedFailure::read(headers);
     let (code, message) = last.map_or_else(Default::default, |last| (last.code, last.message));
     let code = if code.is_empty() {
-        "operator.dead".to_owned()
+        OPERATOR_DEAD.to_owned()
     } else {
         code
     };

@@ -60,6 +60,19 @@ impl Scan {
         whole: &[(Arc<str>, Option<Timestamp>)],
         unfinished: &[(String, Arc<str>)],
     ) -> Result<Self, ReadError> {
+        Self::of_partitions(settings, whole, unfinished, None)
+    }
+
+    /// As [`Scan::new`], only of the partitions with this number; `None` means of all.
+    ///
+    /// # Errors
+    /// As [`Scan::new`].
+    pub fn of_partitions(
+        settings: &KafkaSettings,
+        whole: &[(Arc<str>, Option<Timestamp>)],
+        unfinished: &[(String, Arc<str>)],
+        number: Option<i32>,
+    ) -> Result<Self, ReadError> {
         let consumer = client(settings, "read_committed")?;
         let groups = Groups::read(settings, &consumer, unfinished, "read_committed")?;
         let mut chosen = Vec::new();
@@ -71,6 +84,7 @@ impl Scan {
         let remaining = groups.remaining(&consumer, CALL)?;
         remaining.check_leaders()?;
         chosen.extend(remaining.unfinished);
+        chosen.retain(|((_, partition), _)| number.is_none_or(|number| *partition == number));
         Self::to_ends(settings, chosen)
     }
 

@@ -35,7 +35,7 @@ pub(crate) fn log(service: &str, uptime: Duration, registry: &SharedRegistry) {
         // Workers.
         succeeded = of("worker_succeeded_total"),
         retried = of("worker_retried_total"),
-        dead = sum([of("worker_dead_total"), ended("dead")]),
+        dead = sum([of("worker_dead_total"), ended("dead"), ended("given_up")]),
         long_waits = of("worker_long_waits_total"),
         forgotten = of("worker_forgotten_total"),
         breaker_openings = of("worker_breaker_openings_total"),

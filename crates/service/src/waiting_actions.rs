@@ -5,7 +5,7 @@
 
 mod request;
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::convert::Infallible;
 use std::fmt;
 use std::io;
@@ -129,6 +129,8 @@ pub struct PartitionActions {
     pub pending: BTreeMap<i64, Arc<Request>>,
     /// Outcomes.
     pub done: BTreeMap<i64, Arc<v1::WaitingDone>>,
+    /// Further requests about records with a pending one, in their order.
+    others: BTreeMap<i64, Vec<Arc<Request>>>,
 }
 
 impl WaitingActions {
@@ -161,16 +163,25 @@ impl WaitingActions {
         self.partitions.get(partition)?.done.get(&offset)
     }
 
-    /// Whether the record at a position was written elsewhere. `ids`: of the topics.
+    /// The outcome of the record at a position, if it was written elsewhere. `ids`: of the topics.
     #[must_use]
-    pub fn is_moved(&self, position: &Position, ids: &BTreeMap<String, TopicId>) -> bool {
+    pub fn moved(
+        &self,
+        position: &Position,
+        ids: &BTreeMap<String, TopicId>,
+    ) -> Option<&Arc<v1::WaitingDone>> {
         let partition = TierPartition {
             topic: position.topic.clone(),
             partition: position.partition,
             topic_id: ids.get(&*position.topic).copied(),
         };
-        self.done(&partition, position.offset)
-            .is_some_and(|done| done.moved)
+        self.done(&partition, position.offset).filter(|done| done.moved)
+    }
+
+    /// Whether the record at a position was written elsewhere. `ids`: of the topics.
+    #[must_use]
+    pub fn is_moved(&self, position: &Position, ids: &BTreeMap<String, TopicId>) -> bool {
+        self.moved(position, ids).is_some()
     }
 
     /// The same partition of previous topics of this name, with requests.
@@ -198,52 +209,48 @@ impl WaitingActions {
         }
     }
 
-    /// The request that was about these records is gone, so those of others count. Outcomes are removed only with the last request about their record.
-    fn free(&mut self, freed: &BTreeSet<(TierPartition, i64)>) {
-        if freed.is_empty() {
-            return;
-        }
-        let mut others: Vec<Arc<Request>> = self.requests().cloned().collect();
-        others.retain(|request| !request.is_newer());
-        others.sort_by_key(|request| request.at());
-        for request in others {
-            for (partition, offsets) in request.partitions() {
-                let of_request = |offset: &&i64| freed.contains(&(partition.clone(), **offset));
-                let freed: Vec<i64> = offsets.iter().filter(of_request).copied().collect();
-                self.update(&partition, |actions| {
-                    for offset in freed {
-                        actions.pending.entry(offset).or_insert_with(|| request.clone());
-                    }
-                });
-            }
-        }
-    }
-
     fn apply_request(&mut self, id: &str, record: &Record) {
         let before = self.table.get(id).cloned();
-        let mut freed: BTreeSet<(TierPartition, i64)> = BTreeSet::new();
-        for (partition, _) in before.iter().flat_map(|before| before.partitions()) {
+        for (partition, offsets) in before.iter().flat_map(|before| before.partitions()) {
             self.update(&partition, |actions| {
-                actions.pending.retain(|offset, pending| {
-                    let is_own = pending.id() == id;
-                    freed.extend(is_own.then(|| (partition.clone(), *offset)));
-                    !is_own
-                });
+                for offset in offsets {
+                    actions.forget(*offset, id);
+                }
             });
         }
         self.table.apply_record(record);
-        self.free(&freed);
         // What a newer version has asked for may be something else.
         let request = self.table.get(id).cloned().filter(|request| !request.is_newer());
         let Some(request) = request else { return };
         for (partition, offsets) in request.partitions() {
             self.update(&partition, |actions| {
                 for offset in offsets {
-                    if !actions.done.contains_key(offset) {
-                        actions.pending.entry(*offset).or_insert_with(|| request.clone());
-                    }
+                    actions.ask(*offset, request.clone());
                 }
             });
+        }
+    }
+}
+
+impl PartitionActions {
+    /// A request about a record, after all others.
+    fn ask(&mut self, offset: i64, request: Arc<Request>) {
+        if self.done.contains_key(&offset) {
+            return;
+        }
+        if self.pending.contains_key(&offset) {
+            self.others.entry(offset).or_default().push(request);
+        } else {
+            self.pending.insert(offset, request);
+        }
+    }
+
+    /// A request is gone, so the next one about the record counts. Outcomes are removed only with the last request about their record.
+    fn forget(&mut self, offset: i64, id: &str) {
+        let first = self.pending.remove(&offset).into_iter();
+        let requests = first.chain(self.others.remove(&offset).unwrap_or_default());
+        for request in requests.filter(|request| request.id() != id) {
+            self.ask(offset, request);
         }
     }
 }
@@ -279,6 +286,7 @@ impl State for WaitingActions {
                 };
                 let done = v1::WaitingDone::decode(value).unwrap_or(unreadable);
                 actions.pending.remove(&offset);
+                actions.others.remove(&offset);
                 actions.done.insert(offset, Arc::new(done));
             });
             return;

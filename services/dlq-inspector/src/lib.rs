@@ -255,7 +255,7 @@ pub fn mount(host: &mut Host, config: DlqInspectorConfig, listener: Listener) ->
         metrics: metrics.clone(),
         stop: stop.clone(),
     };
-    let destinations = Arc::new(redrive::start::destinations(host, &config));
+    let destinations = Arc::new(redrive::start::destinations(&host.config, &config));
     let surveyor = Surveyor::new(&host.kafka)?;
     let actions_topic = host.config.waiting_actions_topic();
     let actions = host.waiting_actions_aside()?;

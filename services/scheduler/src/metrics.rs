@@ -55,7 +55,7 @@ families! {
         occurrences: Family<OutcomeLabel, Counter> = "scheduler_occurrences",
             "Occurrences of recurring schedules: created (a job), skipped (missed, or during a pause), postponed (tried again within a minute)";
         ended: Family<OutcomeLabel, Counter> = "scheduler_jobs_ended",
-            "Jobs by outcome: dispatched, expired, or dead (their topic is missing or has refused them, or an operator gave up)";
+            "Jobs by outcome: dispatched, expired, dead (their topic is missing or has refused them), or given_up (by an operator)";
         dead_letters: Family<CodeLabel, Counter> = "scheduler_dead_letters",
             "Dead letters by error code, of jobs and of pipelines";
         known_keys: Gauge = "scheduler_idempotency_keys", "Idempotency keys in use (approximate)";
@@ -139,6 +139,7 @@ impl SchedulerFamilies {
             live: families.live.get_or_create(&label).clone(),
             index_memory: families.index_memory.clone(),
             dead: ended("dead"),
+            given_up: ended("given_up"),
             lane: lane.to_owned(),
             blocked_jobs: families.blocked_jobs.clone(),
             unavailable_seconds: families.unavailable_seconds.clone(),
@@ -182,6 +183,7 @@ pub(crate) struct SchedulerMetrics {
     live: Gauge,
     index_memory: Gauge<f64, AtomicU64>,
     dead: Counter,
+    given_up: Counter,
     lane: String,
     blocked_jobs: Family<BlockedLabel, Gauge>,
     unavailable_seconds: Family<BlockedLabel, Gauge<f64, AtomicU64>>,
@@ -210,6 +212,7 @@ impl SchedulerMetrics {
         self.refused.inc_by(tally.refused);
         self.expired.inc_by(tally.expired);
         self.dead.inc_by(tally.dead);
+        self.given_up.inc_by(tally.given_up);
         self.released_early.inc_by(tally.released_early);
         self.forgotten.inc_by(tally.forgotten);
         self.dispatched.inc_by(tally.dispatched.len() as u64);

@@ -387,7 +387,7 @@ pub fn check(
         }
         Some(Message::ActOnLongWait(act)) => Command::ActOnWait(job::check_wait_change(act, format)?),
         None => {
-            let problem = "is missing; set schedule, cancel, reschedule or change_schedule";
+            let problem = "is missing, or this version does not know it; set schedule, cancel, reschedule or change_schedule";
             return Err(Field("command").malformed(format, problem).into());
         }
     })

@@ -4,8 +4,9 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use redeliver_core::headers::{ERROR_CODE, PIPELINE};
-use redeliver_core::{Headers, Output, Pipeline};
+use redeliver_core::headers::{ERROR_CLASS, ERROR_CODE, PIPELINE};
+use redeliver_core::route::OPERATOR_DEAD;
+use redeliver_core::{ErrorClass, Headers, Output, Pipeline};
 
 use crate::codec::RetentionPolicy;
 use crate::controls::{AppStates, LiveAppStates};
@@ -73,9 +74,14 @@ impl Settings {
         Quotas::of_shard(&self.max_waiting, self.partitions)
     }
 
-    /// The error code of an output that is a dead letter.
+    /// The error code under which an output is counted that is a dead letter.
     pub(crate) fn dead_letter_code<'o>(&self, output: &'o Output) -> Option<&'o str> {
-        let code = std::str::from_utf8(output.headers.last(ERROR_CODE)?).ok()?;
+        let text = |name| std::str::from_utf8(output.headers.last(name)?).ok();
+        // Only what an operator has given up is exhausted here. Its code comes from an endpoint, so there can be any number of them.
+        let code = match text(ERROR_CLASS) == Some(ErrorClass::Exhausted.as_str()) {
+            true => OPERATOR_DEAD,
+            false => text(ERROR_CODE)?,
+        };
         self.is_dead_letter(output).then_some(code)
     }
 }

@@ -25,6 +25,9 @@ use crate::waiting::timeline::Location;
 /// How many copies a call examines at most, because the record moves on meanwhile.
 const MAX_EXAMINED: usize = 4;
 
+/// How many edits of a record are followed at most.
+const MAX_EDITS: usize = 1_000;
+
 /// What a known copy proves.
 enum Evidence {
     Outcome(Box<v1::JobOutcome>),
@@ -136,13 +139,13 @@ impl Api {
                     let reason = format!("several records name this job, such as {}", known.position);
                     return Ok(unknown(reason, Some(known)));
                 }
-                Some(known) => match self
-                    .examine(viewer, pipeline, id, &known.position, is_settled)
-                    .await?
-                {
-                    Evidence::Outcome(outcome) => return Ok(*outcome),
-                    Evidence::Nothing(reason) => reason,
-                },
+                Some(known) => {
+                    let position = self.newest(&known.position);
+                    match self.examine(viewer, pipeline, id, &position, is_settled).await? {
+                        Evidence::Outcome(outcome) => return Ok(*outcome),
+                        Evidence::Nothing(reason) => reason,
+                    }
+                }
             };
             if is_settled {
                 return Ok(unknown(reason, known.as_ref()));
@@ -216,7 +219,7 @@ impl Api {
             Location::Topic(TopicRole::Tier(_)) if self.requests.is_some() && !is_settled => {
                 return Ok(Evidence::Nothing(String::new()));
             }
-            Location::Topic(TopicRole::Tier(_)) if self.is_moved(position) => {
+            Location::Topic(TopicRole::Tier(_)) if self.moved(position).is_some() => {
                 return Ok(Evidence::Nothing(format!(
                     "{position} was retried, moved or edited by hand, and no later record of the job is known"
                 )));
@@ -256,18 +259,28 @@ impl Api {
         })))
     }
 
-    /// Whether an operator has had the record at a position written elsewhere.
-    fn is_moved(&self, position: &Position) -> bool {
-        let actions = self
-            .requests
-            .as_ref()
-            .and_then(|requests| requests.replica.state());
+    /// Where a copy is now that operators may have had edited. Edited copies are equal to those before in the table, which is read in any order.
+    fn newest(&self, position: &Position) -> Position {
+        let mut newest = position.clone();
+        // A record of a tier is written behind itself, so this ends; but the topic is not only written by tiers.
+        for _ in 0..MAX_EDITS {
+            let Some(written) = self.moved(&newest).and_then(|done| done.written.clone()) else {
+                break;
+            };
+            newest = written.into();
+        }
+        newest
+    }
+
+    /// The outcome of an act with which a record at a position was written elsewhere.
+    fn moved(&self, position: &Position) -> Option<Arc<v1::WaitingDone>> {
+        let actions = self.requests.as_ref()?.replica.state()?;
         let id = self.outcomes.topic_id(&position.topic);
         let ids = id
             .map(|id| (position.topic.to_string(), id))
             .into_iter()
             .collect();
-        actions.is_some_and(|actions| actions.is_moved(position, &ids))
+        actions.moved(position, &ids).cloned()
     }
 
     /// How far the group is that reads the topic of a copy. Only whether a worker is running matters.

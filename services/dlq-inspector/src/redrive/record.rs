@@ -385,9 +385,12 @@ mod tests {
     use redeliver_core::kept::is_kept;
     use redeliver_core::pipeline::ReturnTo;
     use redeliver_core::route::{Arrival, reject};
+    use redeliver_runtime::ProgramConfig;
     use redeliver_testkit::record_at;
 
+    use super::super::start;
     use super::*;
+    use crate::config::Sections;
     use crate::dialect::failure_headers;
 
     const NOW: Timestamp = Timestamp::from_millis(1_700_000_000_000);
@@ -539,17 +542,12 @@ mod tests {
 
     #[test]
     fn patterns_admit_no_internal_topics() {
-        let reprocessed = Pipeline {
-            source: "orders-dlq".into(),
-            ..Pipeline::new("again")
-        };
-        let destinations = Destinations::new(
-            &[pipeline(ReturnTo::Due), reprocessed],
-            &["*".to_owned()],
-            vec!["*redeliver.dlq.ledger".to_owned()],
-            3,
+        let config = ProgramConfig::<Sections>::from_yaml(
+            "{ kafka: { id_prefix: eu- }, control: { topic: ours }, pipelines: { docs: {}, again: { source: orders-dlq } }, \
+             dlq_inspector: { redrive: { destinations: ['*'] } } }",
         );
-        let destinations = destinations.without_dead_letters(&["*-dlq".to_owned()]);
+        let config = config.unwrap();
+        let destinations = start::destinations(&config, &config.own.dlq_inspector);
         for (topic, is_allowed) in [
             ("payments", true),
             ("docs", true),
@@ -561,7 +559,17 @@ mod tests {
             ("docs-dlq", false),
             ("payments-dlq", false),
             ("__consumer_offsets", false),
+            ("ours", false),
             ("staging-redeliver.dlq.ledger", false),
+            ("staging-redeliver.dlq.groups", false),
+            ("eu-redeliver.dlq.redrives", false),
+            ("eu-redeliver.audit", false),
+            ("eu-redeliver.status", false),
+            ("eu-redeliver.waiting.actions", false),
+            ("staging-redeliver.waiting.actions", false),
+            ("staging-redeliver.control", false),
+            ("scheduler.jobs.ingest", false),
+            ("scheduler.jobs.state", false),
         ] {
             let candidate = Candidate {
                 topic: "s-dlt",

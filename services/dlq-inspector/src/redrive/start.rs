@@ -8,7 +8,10 @@ use std::time::Duration;
 
 use redeliver_kafka::{IfFenced, LaneSpec, TopicState, Waker};
 use redeliver_proto::v1;
-use redeliver_runtime::config::{AUDIT_TOPIC, CONTROL_TOPIC, KafkaConfig, STATUS_TOPIC, SchedulerConfig};
+use redeliver_runtime::Config;
+use redeliver_runtime::config::{
+    AUDIT_TOPIC, CONTROL_TOPIC, KafkaConfig, STATUS_TOPIC, SchedulerConfig, WAITING_ACTIONS_TOPIC,
+};
 use redeliver_service::Host;
 use redeliver_service::audit::AuditLog;
 use redeliver_service::host::{NewLane, lane_spec};
@@ -37,8 +40,8 @@ const POLL_INTERVAL: Duration = Duration::from_secs(1);
 const INTERVAL: Duration = Duration::from_secs(5);
 
 /// The destinations that the configuration allows.
-pub(crate) fn destinations(host: &Host, inspector: &DlqInspectorConfig) -> Destinations {
-    let (config, settings) = (&host.config, &inspector.redrive);
+pub(crate) fn destinations(config: &Config, inspector: &DlqInspectorConfig) -> Destinations {
+    let settings = &inspector.redrive;
     let pipelines = topics::pipelines(config);
     let scheduler = config.scheduler.topics();
     // Commands of the scheduler are in partitions that follow from their keys, and internal topics belong to their services.
@@ -48,6 +51,7 @@ pub(crate) fn destinations(host: &Host, inspector: &DlqInspectorConfig) -> Desti
         settings.topic(&config.kafka),
         config.audit_topic(),
         config.control_topic(),
+        config.waiting_actions_topic(),
     ];
     // Those of other installations have a prefix, unless they are configured otherwise.
     let redrives = RedriveConfig::default().topic(&KafkaConfig::default());
@@ -58,6 +62,7 @@ pub(crate) fn destinations(host: &Host, inspector: &DlqInspectorConfig) -> Desti
         AUDIT_TOPIC,
         CONTROL_TOPIC,
         STATUS_TOPIC,
+        WAITING_ACTIONS_TOPIC,
         &*redrives,
         &*scheduler.ingest,
         &*scheduler.state,

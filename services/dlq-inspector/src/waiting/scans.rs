@@ -218,10 +218,12 @@ impl Scans {
             .zip(pipelines)
             .map(|(index, pipeline)| (&*pipeline.name, index))
             .collect();
+        // A job and its command are in the partition of its shard.
+        let partition = filter.job.map(JobId::shard);
         let mut tally = Tally::new(filter, detail, now);
         // What its tier skips does not wait any more.
         let moved = self.moved(places.keys())?;
-        let scan = Scan::new(&self.kafka, &whole, &unfinished)?;
+        let scan = Scan::of_partitions(&self.kafka, &whole, &unfinished, partition)?;
         let mut visit = |record: &Record| {
             let topic = &record.position.topic;
             if let Some((pipeline, place)) = places.get(topic) {
@@ -458,7 +460,8 @@ fn masks<'v>(viewer: &'v Viewer, pipelines: &[Pipeline]) -> Vec<Mask<'v>> {
     topics.map(|topic| viewer.mask(&topic)).collect()
 }
 
-fn job_id(state: &Record) -> Option<JobId> {
+/// The job of a record of the state topic.
+pub(crate) fn job_id(state: &Record) -> Option<JobId> {
     std::str::from_utf8(state.key.as_deref()?).ok()?.parse().ok()
 }
 

@@ -223,7 +223,7 @@ impl Tally {
 }
 
 /// The job that the scheduler will make of the record in this command: its id is that of the command.
-fn job_of_command(record: &Record) -> Option<JobId> {
+pub(crate) fn job_of_command(record: &Record) -> Option<JobId> {
     let Position {
         partition, offset, ..
     } = record.position;

@@ -106,10 +106,10 @@ pub(super) struct RunArgs {
     /// Reason for the audit log and the dead letter, at most 1000 bytes
     #[arg(long, value_name = "TEXT", default_value = "", hide_default_value = true)]
     pub(super) reason: String,
-    /// Idempotency key: 1 to 100 letters, digits, - and _; a repeated command with the same text acts once
+    /// Idempotency key for tiers: 1 to 100 letters, digits, - and _; a repeated command with the same text acts once
     #[arg(long, value_name = "TEXT", default_value = "", hide_default_value = true)]
-    request_id: String,
-    /// How long to wait for the tiers
+    pub(super) request_id: String,
+    /// How long to wait for tiers; the scheduler answers at once
     #[arg(long, value_name = "DURATION", default_value = "10s")]
     wait: HumanDuration,
     #[command(flatten)]

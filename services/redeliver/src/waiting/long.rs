@@ -12,7 +12,7 @@ use serde_json::json;
 
 use super::act::{ActArgs, Id};
 use super::{warn, with_progress};
-use crate::connection::CliError;
+use crate::connection::{CliError, conclude};
 use crate::dlq::{EXIT_INCOMPLETE, with_scheduler};
 use crate::output::{Column, Format, Json, Text as _, print_items, print_json};
 use crate::pages::read_pages;
@@ -33,11 +33,12 @@ impl Acted {
         let (state, problem) = match answer.map(|answer| answer.outcome) {
             Ok(Outcome::Rescheduled) => (Retried, String::new()),
             Ok(Outcome::Dead) => (Dead, String::new()),
-            Ok(Outcome::AlreadyDispatched) => (Gone, "it has returned to its pipeline before".to_owned()),
+            Ok(Outcome::AlreadyDispatched) => (Gone, "it has left the scheduler before".to_owned()),
             Ok(Outcome::Expired) => (Gone, "it was a dead letter before".to_owned()),
             Ok(_) => (
                 Gone,
-                "no such long wait: it never existed, or it ended and is no longer kept".to_owned(),
+                "the scheduler does not know it: it ended, or you may not act on it, or its command is not decided yet"
+                    .to_owned(),
             ),
             Err(error) => (Unspecified, error_chain(&error)),
         };
@@ -57,6 +58,10 @@ const ACTED: [Column<Acted>; 3] = [
 
 pub(super) fn act(args: &ActArgs, action: LongWaitAction) -> ExitCode {
     let run = &args.run;
+    if !run.request_id.is_empty() {
+        let problem = "--request-id is only for records of tiers: the scheduler acts on a record once anyway";
+        return conclude(async { Err(CliError::Usage(problem.to_owned())) });
+    }
     with_scheduler(
         &run.inspector,
         args.scheduler.as_deref(),

@@ -209,6 +209,11 @@ fn operator_acts_on_each_wait_once() {
     assert_eq!(shown["record"]["job_id"], ids[0].as_str(), "{shown}");
     let refused = services.fails(2, &["waiting", "edit", &ids[0], "--header", "a=b"]);
     assert!(refused.stderr.contains("does not edit"), "{refused:?}");
+    let refused = services.fails(2, &["waiting", "retry", &ids[0], "--request-id", "a"]);
+    assert!(
+        refused.stderr.contains("only for records of tiers"),
+        "{refused:?}"
+    );
     let not_there = services.fails(1, &["waiting", "show", "01M7Z0Q7XE000G000000000000"]);
     assert!(not_there.stderr.contains("no record waits"), "{not_there:?}");
 

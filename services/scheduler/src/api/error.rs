@@ -53,6 +53,8 @@ pub(crate) enum RequestError {
     Pending(PendingJob, Pending),
     /// Kafka did not confirm the command: it may or may not be written.
     Unconfirmed(String),
+    /// The same of an act on this long wait.
+    UnconfirmedAct(JobId, String),
     /// Kafka refused the command; nothing was written.
     KafkaUnavailable(String),
     /// The change could not be recorded in the audit topic; nothing was changed.
@@ -205,6 +207,13 @@ impl RequestError {
                              later, and repeat the request only with the same idempotency key"
                         ),
                     ),
+                    PendingJob::OfAct(id) => (
+                        Some(id),
+                        format!(
+                            "{reason}; the command for job {id} is in Kafka ({position}) and will take effect; it can be \
+                             repeated"
+                        ),
+                    ),
                     PendingJob::New(id) => (
                         Some(id),
                         format!(
@@ -227,6 +236,16 @@ impl RequestError {
                      the same idempotency key ({reason})"
                 ),
             ),
+            Self::UnconfirmedAct(id, reason) => ErrorParts {
+                job: Some(id),
+                ..unknown(
+                    reasons::UNCONFIRMED,
+                    format!(
+                        "Kafka did not confirm the command for job {id}, so it may or may not take effect; it can be \
+                         repeated ({reason})"
+                    ),
+                )
+            },
             Self::KafkaUnavailable(reason) => unavailable(
                 "KAFKA_UNAVAILABLE",
                 format!("Kafka refused the command; nothing was written ({reason})"),
@@ -295,7 +314,8 @@ impl RequestError {
             | Self::UnknownJob(_)
             | Self::Schedule(_)
             | Self::Pending(..)
-            | Self::Unconfirmed(_) => None,
+            | Self::Unconfirmed(_)
+            | Self::UnconfirmedAct(..) => None,
         }
     }
 
@@ -536,6 +556,18 @@ mod tests {
         assert!(keyed.body.detail.contains(says), "{}", keyed.body.detail);
         let unconfirmed = RequestError::Unconfirmed("timed out".to_owned()).into_status();
         assert_eq!(unconfirmed.code(), Code::Unknown);
+        // An act has no idempotency key.
+        let unconfirmed = RequestError::UnconfirmedAct(id(), "timed out".to_owned());
+        for act in [pending(PendingJob::OfAct(id())), unconfirmed] {
+            let problem = act.into_problem();
+            assert_eq!(problem.status, StatusCode::FAILED_DEPENDENCY);
+            assert_eq!(problem.body.job_id.as_deref(), Some(&*id().to_string()));
+            assert!(
+                problem.body.detail.contains("it can be repeated"),
+                "{}",
+                problem.body.detail
+            );
+        }
     }
 
     #[test]

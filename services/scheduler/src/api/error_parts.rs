@@ -44,6 +44,8 @@ pub(crate) enum PendingJob {
     New(JobId),
     /// The command names it by its idempotency key.
     Key,
+    /// It is the long wait with this id, on which the command acts.
+    OfAct(JobId),
 }
 
 /// A command that is in Kafka and has its turn later.

@@ -298,12 +298,20 @@ impl<I: Index> Jobs<I> {
         }
         self.changes.record_wait(caller, &change).await?;
         let outcome = self.command(&JobRef::Id(change.job), message, asked.trace).await;
+        let outcome = outcome.map_err(|error| match error {
+            RequestError::Pending(_, pending) => {
+                RequestError::Pending(PendingJob::OfAct(change.job), pending)
+            }
+            RequestError::Unconfirmed(reason) => RequestError::UnconfirmedAct(change.job, reason),
+            error => error,
+        });
         let refusal = match &outcome {
             Ok(outcome) if matches!(outcome.outcome(), v1::Outcome::Rescheduled | v1::Outcome::Dead) => None,
             Ok(outcome) => Some(outcome.outcome().as_str_name().to_owned()),
-            Err(RequestError::Rejected(reason)) => Some(reason.clone()),
             // It takes effect later, or may do so.
-            Err(_) => None,
+            Err(RequestError::Pending(..) | RequestError::UnconfirmedAct(..)) => None,
+            Err(RequestError::Rejected(reason)) => Some(reason.clone()),
+            Err(_) => Some("the scheduler did not accept it".to_owned()),
         };
         if let Some(refusal) = refusal {
             self.changes.record_wait_refusal(caller, &change, &refusal).await;
@@ -311,19 +319,19 @@ impl<I: Index> Jobs<I> {
         outcome
     }
 
-    /// A long wait whose dead letters the caller may operate on.
+    /// A long wait whose dead letters the caller may see and operate on, as for an act on a record of a tier.
     async fn find_wait(&self, caller: &Identity, id: JobId) -> Result<v1::Job, RequestError> {
-        let may_act = |job: &v1::Job| {
+        let refusal = |job: &v1::Job| {
             let topic = Pipeline::new(&*job.app).dead_letter_topic();
-            caller.may(Area::DeadLetters, Verb::Operate, Some(&topic))
+            let require = |verb| caller.require(Area::DeadLetters, verb, Some(&topic));
+            require(Verb::Read).and_then(|()| require(Verb::Operate)).err()
         };
+        let may_act = |job: &v1::Job| refusal(job).is_none();
         let found = self.find_visible(id, Kind::LongWait, may_act).await;
         found.map_err(|(error, hidden)| {
-            if let Some(job) = hidden {
-                let topic = Pipeline::new(&*job.app).dead_letter_topic();
-                let (area, verb) = (Area::DeadLetters, Verb::Operate);
+            if let Some(refusal) = hidden.and_then(|job| refusal(&job)) {
                 // Only operators learn that this was a refusal.
-                drop(self.require_in(area, caller, verb, Some(&topic), "act_on_long_wait"));
+                drop(self.refused(refusal, "act_on_long_wait"));
             }
             error
         })
@@ -461,19 +469,7 @@ impl<I: Index> Jobs<I> {
         app: Option<&str>,
         operation: &str,
     ) -> Result<(), RequestError> {
-        self.require_in(Area::Jobs, caller, verb, app, operation)
-    }
-
-    /// The same in any area.
-    pub(super) fn require_in(
-        &self,
-        area: Area,
-        caller: &Identity,
-        verb: Verb,
-        app: Option<&str>,
-        operation: &str,
-    ) -> Result<(), RequestError> {
-        let required = caller.require(area, verb, app);
+        let required = caller.require(Area::Jobs, verb, app);
         required.map_err(|refusal| self.refused(refusal, operation))
     }
 

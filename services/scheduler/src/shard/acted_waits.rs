@@ -96,7 +96,7 @@ impl Shard {
             timestamp: Some(job.id.requested_at()),
         };
         route::replace_refused(&pipeline, &mut letter, origin, &failure, now);
-        writes.tally.dead += 1;
+        writes.tally.given_up += 1;
         writes.push(letter);
         let job = self.end_job(job, JobState::Expired, now, writes);
         codec::outcome(v1::Outcome::Dead, Some(&job), String::new())

@@ -75,6 +75,8 @@ pub(crate) struct Tally {
     pub(crate) forgotten: u64,
     /// Jobs whose topic was missing for too long, or refused them.
     pub(crate) dead: u64,
+    /// Long waits that an operator has moved to the dead letters.
+    pub(crate) given_up: u64,
     /// Schedules that were created, changed or deleted.
     pub(crate) schedules_changed: u64,
     /// Occurrences of schedules for which a job was created, that were skipped, and whose job could not be created yet.

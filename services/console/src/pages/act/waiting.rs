@@ -125,6 +125,9 @@ impl Change {
                 SECTION,
                 &[("place", "scheduler"), ("scan", "records")],
             ))),
+            Outcome::Unknown => Err(Problem::conflict(
+                "The scheduler does not know the record: it ended, or you may not act on it, or its command is not decided yet.",
+            )),
             outcome => Err(Problem::conflict(format!(
                 "The record does not wait any more: {}.",
                 outcome.name().unwrap_or_default().replace('_', " ")

@@ -32,7 +32,8 @@ use crate::letter::content_hash;
 use crate::waiting::Place;
 use crate::waiting::facts::Visible;
 use crate::waiting::page::{Details, Listing, Row};
-use crate::waiting::tally::{Detail, Found};
+use crate::waiting::scans::job_id;
+use crate::waiting::tally::{Detail, Found, job_of_command};
 
 /// The maximum size of a request, in bytes: it is one record of Kafka.
 const MAX_REQUEST: usize = 900 << 10;
@@ -329,10 +330,16 @@ impl Api {
         let found = self.lookups.get(vec![row.position]).await;
         let found = found.map_err(|error| kafka_unavailable(&error))?.pop().flatten();
         let unwrapped = found.and_then(|stored| {
-            let state = long_wait::unwrap_any_state(&stored.record);
-            let (name, record) = state.or_else(|| long_wait::unwrap_any(&stored.record))?;
+            let ((name, record), found) = match long_wait::unwrap_any_state(&stored.record) {
+                Some(state) => (state, job_id(&stored.record)),
+                None => (
+                    long_wait::unwrap_any(&stored.record)?,
+                    job_of_command(&stored.record),
+                ),
+            };
             // Another record can be there by now, of a topic that was created again.
-            (*name == *pipelines[row.pipeline].name).then_some(StoredRecord { record, ..stored })
+            let is_same = found == Some(job) && *name == *pipelines[row.pipeline].name;
+            is_same.then_some(StoredRecord { record, ..stored })
         });
         let stored = unwrapped.ok_or_else(not_found)?;
         Ok((pipelines[row.pipeline].clone(), job, stored))

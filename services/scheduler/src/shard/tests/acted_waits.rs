@@ -1,5 +1,6 @@
 //! Acts on single long waits.
 
+use redeliver_core::{ErrorClass, route};
 use v1::LongWaitAction::{Dead, Retry};
 
 use super::*;
@@ -7,7 +8,7 @@ use super::*;
 const FAR: Duration = Duration::from_secs(86_400 * 30);
 
 impl World {
-    fn act(&mut self, id: JobId, action: v1::LongWaitAction) -> String {
+    pub(super) fn act(&mut self, id: JobId, action: v1::LongWaitAction) -> String {
         let offset = self.ingest.len();
         self.send(ProtoCommand::ActOnLongWait(v1::ActOnLongWait {
             id: id.to_string(),
@@ -81,6 +82,28 @@ fn given_up_wait_is_dead_letter() {
         assert_eq!(world.job(id).unwrap().state, JobState::Expired);
         assert!(world.returned().is_empty());
     }
+}
+
+#[test]
+fn given_up_waits_count_as_one_code() {
+    let mut world = World::new();
+    let mut failed = Headers::new();
+    let failure = Failure::new(ErrorClass::Transient, "http.503", "busy");
+    headers::write_failure(&mut failed, &failure, world.now);
+    world.send(ProtoCommand::LongWait(v1::LongWait {
+        pipeline: "docs".to_owned(),
+        due: Some(to_timestamp(world.now.after(FAR))),
+        headers: to_headers(&failed),
+        ..v1::LongWait::default()
+    }));
+    let id = world.ids[0];
+    world.act(id, Dead);
+    world.run_turns(&[]);
+    let [dead] = &world.dead_long_waits[..] else {
+        panic!("{:?}", world.dead_long_waits)
+    };
+    assert_eq!(dead.headers.last(headers::ERROR_CODE), Some(&b"http.503"[..]));
+    assert_eq!(world.settings.dead_letter_code(dead), Some(route::OPERATOR_DEAD));
 }
 
 #[test]

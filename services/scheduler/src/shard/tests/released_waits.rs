@@ -291,6 +291,8 @@ enum Event {
     },
     /// An operator releases what waits.
     Release,
+    /// An operator acts on one of the waits, or on what is none.
+    Act(usize, v1::LongWaitAction),
     Other(Step),
 }
 
@@ -298,6 +300,8 @@ fn event() -> impl Strategy<Value = Event> {
     prop_oneof![
         4 => (0_u16..2_000).prop_map(|ahead| Event::Wait { ahead }),
         1 => Just(Event::Release),
+        2 => (0_usize..30, prop::sample::select(vec![v1::LongWaitAction::Retry, v1::LongWaitAction::Dead]))
+            .prop_map(|(wait, action)| Event::Act(wait, action)),
         10 => step().prop_map(Event::Other),
     ]
 }
@@ -310,6 +314,8 @@ proptest! {
         let mut world = World::new();
         let mut dues: HashMap<usize, Timestamp> = HashMap::new();
         let mut releases: Vec<(Timestamp, usize)> = Vec::new();
+        // The offsets of the waits, when somebody has acted on them, and the keys of the answers.
+        let mut acts: Vec<(usize, Timestamp, String)> = Vec::new();
         for event in events {
             match event {
                 Event::Wait { ahead } => {
@@ -318,6 +324,11 @@ proptest! {
                     world.send_wait(due);
                 }
                 Event::Release => releases.push((world.now, world.ingest.len())),
+                Event::Act(wait, action) => {
+                    if let Some(id) = world.ids.get(wait).copied() {
+                        acts.push((wait, world.now, world.act(id, action)));
+                    }
+                }
                 Event::Other(step) => world.run(&step),
             }
             if let Some((at, end)) = releases.last() {
@@ -330,15 +341,36 @@ proptest! {
         }
         world.settle();
         world.check();
-        let mut returned = HashSet::new();
+        let has_outcome = |answer: &String, outcome: v1::Outcome| world.answers[answer].outcome() == outcome;
+        let mut given_up: Vec<usize> = acts
+            .iter()
+            .filter(|(_, _, answer)| has_outcome(answer, v1::Outcome::Dead))
+            .map(|(wait, ..)| *wait)
+            .collect();
+        let dead = world.dead_long_waits.iter().map(|letter| offset_of(letter.value.as_ref()));
+        let mut dead: Vec<usize> = dead.collect();
+        given_up.sort_unstable();
+        dead.sort_unstable();
+        prop_assert_eq!(&dead, &given_up);
+        let mut ended = HashSet::new();
+        for wait in dead {
+            prop_assert!(ended.insert(wait), "{} was given up twice", wait);
+        }
         for (value, at) in &world.returned_waits {
             let offset = offset_of(value.as_ref());
-            prop_assert!(returned.insert(offset), "{} was dispatched twice", offset);
+            prop_assert!(ended.insert(offset), "{} has ended twice", offset);
             // Times of different clocks cannot be compared.
             let is_since = |since| since <= at || world.has_stepped;
             let is_released = releases.iter().any(|(since, end)| is_since(since) && offset < *end);
-            prop_assert!(*at >= dues[&offset] || is_released, "{} was dispatched early", offset);
+            let is_retried = acts.iter().any(|(wait, since, answer)| {
+                *wait == offset && is_since(since) && has_outcome(answer, v1::Outcome::Rescheduled)
+            });
+            prop_assert!(
+                *at >= dues[&offset] || is_released || is_retried,
+                "{} was dispatched early",
+                offset
+            );
         }
-        prop_assert_eq!(returned.len(), dues.len());
+        prop_assert_eq!(ended.len(), dues.len());
     }
 }

@@ -223,11 +223,20 @@ async fn tokens_permit_what_scopes_say() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn acts_need_scope_of_pipeline() {
-    let tokens: [NewToken; 3] = std::array::from_fn(|_| new_token().unwrap());
-    let [operator, other, jobs] = &tokens;
-    let entries: [(&str, &NewToken, &[&str]); 3] = [
-        ("operator", operator, &["dead-letters:operate:*-docs-dlq"]),
-        ("other", other, &["dead-letters:operate:*-mail-dlq"]),
+    let tokens: [NewToken; 4] = std::array::from_fn(|_| new_token().unwrap());
+    let [operator, other, blind, jobs] = &tokens;
+    let entries: [(&str, &NewToken, &[&str]); 4] = [
+        (
+            "operator",
+            operator,
+            &["dead-letters:read:*-docs-dlq", "dead-letters:operate:*-docs-dlq"],
+        ),
+        (
+            "other",
+            other,
+            &["dead-letters:read", "dead-letters:operate:*-mail-dlq"],
+        ),
+        ("blind", blind, &["dead-letters:operate"]),
         ("jobs", jobs, &["jobs:*"]),
     ];
     let server = Server::start_prepared(
@@ -271,6 +280,7 @@ async fn acts_need_scope_of_pipeline() {
     let retry = v1::LongWaitAction::Retry.into();
     assert_eq!(act(jobs, &id, retry).await, Err(Code::PermissionDenied));
     assert_eq!(act(other, &id, retry).await, Ok(v1::Outcome::Unknown));
+    assert_eq!(act(blind, &id, retry).await, Ok(v1::Outcome::Unknown));
     assert_eq!(act(operator, &id, 0).await, Err(Code::InvalidArgument));
     let app_id = of_app.text_of("id");
     assert_eq!(act(operator, app_id, retry).await, Ok(v1::Outcome::Unknown));
