@@ -107,7 +107,10 @@ impl Scan {
         for topic in whole {
             chosen.extend(parts(topic, &|_, _| None)?);
         }
-        let of_topics: Vec<_> = topics.iter().map(|topic| parts(topic, from)).collect::<Result<_, _>>()?;
+        let of_topics: Vec<_> = topics
+            .iter()
+            .map(|topic| parts(topic, from))
+            .collect::<Result<_, _>>()?;
         let sizes = |parts: &[(TopicPartition, Unfinished)]| -> Vec<u64> {
             let parts = parts.iter();
             parts

@@ -122,7 +122,10 @@ pub(crate) async fn page(backend: Backend, Query(parameters): Query<Parameters>)
                 page_token: parameters.page.clone(),
             };
             let records = client.list(request, |_| {}).await;
-            (None, Some(records.map_err(|error| Problem::from(error).of_scan())))
+            (
+                None,
+                Some(records.map_err(|error| Problem::from(error).of_scan())),
+            )
         }
         "" => (None, None),
         _ => {

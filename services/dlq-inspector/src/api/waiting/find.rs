@@ -102,7 +102,9 @@ impl Api {
                 .scans
                 .find(&of_viewer, &question, &mut best, to_found, on_progress);
             for (topic, newest) in cut.map_err(|error| scan_failed(&error))? {
-                gaps.push(format!("only the newest {newest} offsets of {topic} were searched"));
+                gaps.push(format!(
+                    "only the newest {newest} offsets of {topic} were searched"
+                ));
             }
             let letters = match is_indexed {
                 true => Letters::Matching(letters),
