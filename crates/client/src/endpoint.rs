@@ -45,6 +45,12 @@ impl Connection {
         self.endpoint.url()
     }
 
+    /// The timeout of a call; for a stream, of its start.
+    #[must_use]
+    pub fn timeout(&self) -> Duration {
+        self.endpoint.timeout
+    }
+
     pub(crate) fn caller(&self) -> Caller {
         Caller::new(self.channel.clone(), self.sent.clone(), self.patience.clone())
     }

@@ -22,6 +22,7 @@
 //! | [`json`] | JSON documents from untrusted records, read by field |
 //! | [`pattern`] | patterns of names, with `*` |
 //! | [`pipeline`] | a pipeline: its topics, tiers and settings |
+//! | [`placeholders`] | what stands in templates of messages for what differs |
 //! | [`content`] | a hash of what a record contains |
 //! | [`redrive`] | the headers of redriven records |
 //! | [`route`] | where a record goes after an attempt, and with which headers |
@@ -49,6 +50,7 @@ pub mod mutants;
 pub mod outcome;
 pub mod pattern;
 pub mod pipeline;
+pub mod placeholders;
 pub mod record;
 pub mod redrive;
 pub mod route;

@@ -21,6 +21,21 @@ pub const REDRIVE_OF: &str = "redrive-of";
 /// it, because their record may not differ.
 pub const REDRIVE_EDITED: &str = "redrive-edited";
 
+/// The ends of the first batches of a redrive, as numbers of redriven records. After each of them, it waits, and counts how many have come back.
+pub const BATCHES: [u32; 2] = [10, 110];
+
+/// Whether a redrive pauses by itself when more than this share of its records comes back. The share is in 0 to 1.
+#[must_use]
+pub fn has_auto_pause(max_returned_share: f64) -> bool {
+    max_returned_share < 1.0
+}
+
+/// Whether a redrive begins with [`BATCHES`]. Without auto-pause, nothing depends on the first records.
+#[must_use]
+pub fn has_batches(max_returned_share: f64, all_at_once: bool) -> bool {
+    has_auto_pause(max_returned_share) && !all_at_once
+}
+
 /// Whether a redrive adds a header of this name, in place of those of an earlier one.
 #[must_use]
 pub fn is_redrive_header(name: &str) -> bool {

@@ -5,7 +5,7 @@
 //! copy is either not complete, or the next one was written before the ends were requested. A record that moves on in between can be in the
 //! scan twice.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeMap, HashMap};
 use std::ops::ControlFlow;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -36,6 +36,15 @@ pub struct Progress {
     pub read: u64,
     /// How many there are.
     pub total: u64,
+}
+
+/// The most offsets that a scan of the newest ones reads.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Limits {
+    /// Of each topic.
+    pub of_topic: u64,
+    /// Of all topics together.
+    pub in_all: u64,
 }
 
 /// The part of a partition to read.
@@ -88,28 +97,49 @@ impl Scan {
         Self::to_ends(settings, chosen)
     }
 
-    /// Chooses what these topics contain from a time on, or for a topic and a partition from an offset on, if that is earlier; of each topic only the newest
-    /// `most` offsets. Also returns the topics of which that leaves out some. Each topic may occur once. Leaves out topics that do not exist. Blocks.
+    /// Chooses `whole` topics as [`Scan::new`], and what these `topics` contain from a time on, or for a topic and a partition from an offset on, if that is
+    /// earlier; of these only the newest offsets. Also returns the topics of which that leaves out some, with how many are chosen. Each topic may occur once.
+    /// Leaves out topics that do not exist. Blocks.
     ///
     /// # Errors
     /// If the broker does not answer.
     pub fn newest(
         settings: &KafkaSettings,
+        whole: &[(Arc<str>, Option<Timestamp>)],
         topics: &[(Arc<str>, Option<Timestamp>)],
         from: &dyn Fn(&str, i32) -> Option<i64>,
-        most: u64,
-    ) -> Result<(Self, BTreeSet<Arc<str>>), ReadError> {
+        limits: Limits,
+    ) -> Result<(Self, BTreeMap<Arc<str>, u64>), ReadError> {
         let consumer = client(settings, "read_committed")?;
-        let (mut chosen, mut cut) = (Vec::new(), BTreeSet::new());
-        for (topic, since) in topics {
+        let parts = |(topic, since): &(Arc<str>, Option<Timestamp>),
+                     from: &dyn Fn(&str, i32) -> Option<i64>| {
             // The embedded broker finds no offset by its time.
             let since = since.filter(|_| !settings.is_embedded);
-            let mut parts = whole_topic(&consumer, topic, since, from)?;
-            let sizes = parts
-                .iter()
-                .map(|(_, part)| part.end.abs_diff(part.committed.offset));
-            if let Some(limit) = limit_of_each(sizes.collect(), most) {
-                cut.insert(topic.clone());
+            whole_topic(&consumer, topic, since, from)
+        };
+        let mut chosen = Vec::new();
+        for topic in whole {
+            chosen.extend(parts(topic, &|_, _| None)?);
+        }
+        let of_topics: Vec<_> = topics
+            .iter()
+            .map(|topic| parts(topic, from))
+            .collect::<Result<_, _>>()?;
+        let sizes = |parts: &[(TopicPartition, Unfinished)]| -> Vec<u64> {
+            let parts = parts.iter();
+            parts
+                .map(|(_, part)| part.end.abs_diff(part.committed.offset))
+                .collect()
+        };
+        let totals = of_topics
+            .iter()
+            .map(|parts| sizes(parts).iter().sum::<u64>().min(limits.of_topic));
+        let share = limit_of_each(totals.collect(), limits.in_all);
+        let of_topic = share.unwrap_or(limits.of_topic);
+        let mut cut = BTreeMap::new();
+        for ((topic, _), mut parts) in topics.iter().zip(of_topics) {
+            if let Some(limit) = limit_of_each(sizes(&parts), of_topic) {
+                cut.insert(topic.clone(), of_topic);
                 for (_, part) in &mut parts {
                     let newest = part.end.saturating_sub_unsigned(limit);
                     part.committed.offset = part.committed.offset.max(newest);
@@ -231,7 +261,8 @@ impl Scan {
     }
 }
 
-/// How many offsets may be read of each partition, so that they are at most `most` together; `None` if that is all of them. Small partitions leave more for others.
+/// How many offsets may be read of each partition, or topic, so that they are at most `most` together; `None` if that is all of them. Small ones leave more for
+/// others.
 fn limit_of_each(mut sizes: Vec<u64>, most: u64) -> Option<u64> {
     sizes.sort_unstable();
     let mut left = most;

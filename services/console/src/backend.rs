@@ -15,7 +15,8 @@ use redeliver_client::{
 };
 use redeliver_core::error_chain::error_chain;
 use redeliver_runtime::config::{ConfigError, Secret};
-use tokio::time::timeout;
+use tokio::sync::{Mutex, OwnedSemaphorePermit, Semaphore};
+use tokio::time::{Instant, timeout};
 
 use crate::access::Access;
 use crate::config::{BackendConfig, ConsoleConfig};
@@ -32,11 +33,21 @@ const CALL_TIMEOUT: Duration = Duration::from_secs(15);
 /// A machine that is gone does not close its connections. Calls wait for its return until the connection is given up, after twice this time.
 const KEEP_ALIVE: Duration = Duration::from_secs(5);
 
+/// How long an answer to it counts for other viewers.
+const HEARD: Duration = Duration::from_millis(100);
+/// How many payloads are downloaded at the same time.
+pub(crate) const MAX_DOWNLOADS: usize = 4;
+
 /// The services behind the console, called with the token of the viewer. Clones share their connections. Handlers get it as an extractor.
 #[derive(Clone, Debug)]
 pub(crate) struct Backend {
     inspector: Connection,
     scheduler: Connection,
+    /// Another connection to the inspector: all calls of one share a window, which a download fills if its viewer is slow.
+    downloads: Connection,
+    permits: Arc<Semaphore>,
+    /// Whether the inspector was silent, and when it was asked.
+    heard: Arc<Mutex<Option<(Instant, bool)>>>,
     token: Option<Secret>,
 }
 
@@ -100,6 +111,9 @@ impl Backend {
         Ok(Self {
             inspector: connect("console.inspector", &config.inspector)?,
             scheduler: connect("console.scheduler", &config.scheduler)?,
+            downloads: connect("console.inspector", &config.inspector)?,
+            permits: Arc::new(Semaphore::new(MAX_DOWNLOADS)),
+            heard: Arc::default(),
             token: None,
         })
     }
@@ -125,6 +139,9 @@ impl Backend {
         Ok(Self {
             inspector: self.inspector.with_caller(token, reason)?,
             scheduler: self.scheduler.with_caller(token, reason)?,
+            downloads: self.downloads.with_caller(token, reason)?,
+            permits: self.permits.clone(),
+            heard: self.heard.clone(),
             token: self.token.clone(),
         })
     }
@@ -138,6 +155,12 @@ impl Backend {
 
     pub(crate) fn dead_letters(&self) -> DeadLetterClient {
         DeadLetterClient::new(&self.inspector)
+    }
+
+    /// For one download, which the permit allows; `None` if there are too many.
+    pub(crate) fn download(&self) -> Option<(DeadLetterClient, OwnedSemaphorePermit)> {
+        let permit = self.permits.clone().try_acquire_owned().ok()?;
+        Some((DeadLetterClient::new(&self.downloads), permit))
     }
 
     pub(crate) fn redrives(&self) -> RedriveClient {
@@ -175,11 +198,19 @@ impl Backend {
         client.get(GetAccessRequest {}).await
     }
 
-    /// Who does not answer, if it is the inspector: what pages show that stay live is from there.
+    /// Who does not answer, if it is the inspector: what pages show that stay live is from there. One question is for all viewers that wait for its answer.
     pub(crate) async fn silence(&self) -> Option<String> {
-        let asked = timeout(HEARTBEAT, self.permissions(Service::Inspector)).await;
-        // A refusal is an answer.
-        let is_silent = matches!(asked, Err(_) | Ok(Err(ClientError::Unreachable { .. })));
+        let mut heard = self.heard.lock().await;
+        let is_silent = match *heard {
+            Some((at, is_silent)) if at.elapsed() < HEARD => is_silent,
+            _ => {
+                let asked = timeout(HEARTBEAT, self.permissions(Service::Inspector)).await;
+                // A refusal is an answer.
+                let is_silent = matches!(asked, Err(_) | Ok(Err(ClientError::Unreachable { .. })));
+                *heard = Some((Instant::now(), is_silent));
+                is_silent
+            }
+        };
         is_silent.then(|| format!("{} does not answer", name_of(self.inspector.url())))
     }
 

@@ -10,6 +10,7 @@ use redeliver_client::Timestamp;
 use redeliver_client::convert::from_timestamp;
 use redeliver_client::messages::Position;
 use redeliver_core::json::indented;
+use redeliver_core::placeholders;
 use redeliver_core::terminal::is_harmful;
 use serde::Deserialize;
 
@@ -51,16 +52,11 @@ pub(crate) fn escaped(text: &str) -> String {
     html
 }
 
-/// What the template of a group has in place of the parts that differ between its dead letters.
-const PLACEHOLDERS: [&str; 7] = [
-    "<url>", "<quoted>", "<time>", "<host>", "<id>", "<hex>", "<number>",
-];
-
 /// A template with its varying parts marked.
 pub(crate) fn template(template: impl AsRef<str>) -> Safe<String> {
     let mut rest = template.as_ref();
     let mut html = String::new();
-    while let Some((at, placeholder)) = PLACEHOLDERS
+    while let Some((at, placeholder)) = placeholders::ALL
         .into_iter()
         .filter_map(|placeholder| Some((rest.find(placeholder)?, placeholder)))
         .min()

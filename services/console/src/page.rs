@@ -121,6 +121,7 @@ pub(crate) struct Problem {
 
 const CHANGED_MEANWHILE: &str = "Changed meanwhile";
 const ASKS_AGAIN: &str = "An open page asks again by itself.";
+const TRY_LATER: &str = "Try again later.";
 
 pub(crate) type Part<T> = Result<T, Problem>;
 
@@ -162,11 +163,18 @@ impl Problem {
 impl Problem {
     /// The answer to a change, which an open page does not repeat.
     pub(crate) fn of_change(self) -> Self {
+        self.once("It may have taken effect. Send the form again: the same request has no effect twice.")
+    }
+
+    /// The answer to a scan of topics, which an open page does not repeat: each costs as much as the first.
+    pub(crate) fn of_scan(self) -> Self {
+        self.once(TRY_LATER)
+    }
+
+    fn once(self, advice: &str) -> Self {
         match self.passes {
             true => Self {
-                advice:
-                    "It may have taken effect. Send the form again: the same request has no effect twice."
-                        .to_owned(),
+                advice: advice.to_owned(),
                 passes: false,
                 ..self
             },
@@ -234,7 +242,7 @@ impl From<ClientError> for Problem {
             (error, _) if error.is_transient() => (
                 StatusCode::SERVICE_UNAVAILABLE,
                 "Not available now".to_owned(),
-                if passes { ASKS_AGAIN } else { "Try again later." }.to_owned(),
+                if passes { ASKS_AGAIN } else { TRY_LATER }.to_owned(),
             ),
             _ => (
                 StatusCode::BAD_GATEWAY,

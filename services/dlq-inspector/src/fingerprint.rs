@@ -20,6 +20,7 @@
 use std::fmt;
 use std::str::FromStr;
 
+use redeliver_core::placeholders::{HEX, HOST, ID, NUMBER, QUOTED, TIME, URL};
 use sha2::{Digest as _, Sha256};
 
 use crate::dialect::Facts;
@@ -149,16 +150,18 @@ impl Template<'_> {
             && !(next == '\'' && self.text.ends_with(char::is_alphanumeric))
             && let Some(end) = self.quoted_end(next, close)
         {
-            self.replace(end, "<quoted>");
+            self.replace(end, QUOTED);
         } else if next == '('
             && self.text.ends_with(")=")
             && let Some(end) = self.rest.find(')')
         {
-            self.replace(end + 1, "(<quoted>)");
+            self.replace(end + 1, "(");
+            self.push(QUOTED);
+            self.push(")");
         } else if next.is_ascii_alphanumeric() && !self.text.ends_with(|c: char| c.is_ascii_alphanumeric()) {
             self.word();
         } else if let Some(end) = ipv6(self.rest) {
-            self.replace(end, "<host>");
+            self.replace(end, HOST);
         } else {
             self.keep(next.len_utf8());
         }
@@ -191,12 +194,12 @@ impl Template<'_> {
     /// A part that begins with a letter or a digit, at the beginning of a word or after digits.
     fn word(&mut self) {
         for (end, placeholder) in [
-            (url(self.rest), "<url>"),
-            (time(self.rest), "<time>"),
-            (uuid(self.rest), "<id>"),
-            (host(self.rest), "<host>"),
-            (ipv6(self.rest), "<host>"),
-            (number(self.rest), "<number>"),
+            (url(self.rest), URL),
+            (time(self.rest), TIME),
+            (uuid(self.rest), ID),
+            (host(self.rest), HOST),
+            (ipv6(self.rest), HOST),
+            (number(self.rest), NUMBER),
         ] {
             if let Some(end) = end {
                 return self.replace(end, placeholder);
@@ -204,24 +207,24 @@ impl Template<'_> {
         }
         let word = run(self.rest, |byte| byte.is_ascii_alphanumeric());
         if is_hex(word) {
-            return self.replace(word.len(), "<hex>");
+            return self.replace(word.len(), HEX);
         }
         let changes = word
             .as_bytes()
             .windows(2)
             .filter(|pair| pair[0].is_ascii_digit() != pair[1].is_ascii_digit());
         if changes.count() >= 3 {
-            return self.replace(word.len(), "<id>");
+            return self.replace(word.len(), ID);
         }
         let letters = run(self.rest, |byte| byte.is_ascii_alphabetic());
         if letters.is_empty() {
             let digits = run(self.rest, |byte| byte.is_ascii_digit());
-            self.replace(digits.len(), "<number>");
+            self.replace(digits.len(), NUMBER);
         } else {
             self.keep(letters.len());
             let digits = run(self.rest, |byte| byte.is_ascii_digit());
             if !digits.is_empty() {
-                self.replace(digits.len(), "<number>");
+                self.replace(digits.len(), NUMBER);
             }
         }
     }

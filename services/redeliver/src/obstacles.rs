@@ -9,6 +9,7 @@ use redeliver_client::messages::{
 use redeliver_client::{ClientError, Code, Connection, ControlClient, JobClient, OverviewClient};
 use redeliver_core::error_chain::error_chain;
 use serde_json::json;
+use tokio::time::timeout;
 
 use crate::controls::is_paused;
 use crate::output::{Column, Json, Text as _};
@@ -230,12 +231,12 @@ fn of_apps(apps: &[Application], controls: &[Control]) -> Vec<Obstacle> {
 
 /// What holds up records of a pipeline, or of all, as the inspector knows. `place`: see [`of_pipelines`].
 pub(crate) async fn of_inspector(connection: &Connection, pipeline: &str, place: &str) -> Vec<Obstacle> {
-    match overview(connection, pipeline).await {
-        Ok(overview) => of_pipelines(&overview, place),
-        Err(error) => vec![Obstacle::unknown(
-            "what holds up pipelines is",
-            error_chain(&error),
-        )],
+    let unknown = |why: String| vec![Obstacle::unknown("what holds up pipelines is", why)];
+    let limit = connection.timeout();
+    match timeout(limit, overview(connection, pipeline)).await {
+        Ok(Ok(overview)) => of_pipelines(&overview, place),
+        Ok(Err(error)) => unknown(error_chain(&error)),
+        Err(_) => unknown(format!("no answer within {limit:?}")),
     }
 }
 

@@ -3,14 +3,14 @@
 use askama::Template;
 use axum::response::Response;
 use redeliver_client::Timestamp;
-use redeliver_client::convert::{from_timestamp, to_timestamp};
+use redeliver_client::convert::to_timestamp;
 use redeliver_client::messages::{AuditEntry, ListAuditEntriesRequest};
 use serde::Deserialize;
 
 use crate::backend::Backend;
 use crate::command::Command;
-use crate::page::{Failed, Frame, Part, Problem, address, respond, status};
-use crate::parameters::Query;
+use crate::page::{Failed, Frame, Part, address, respond, status};
+use crate::parameters::{Query, since};
 
 const SECTION: &str = "/audit";
 const PAGE_SIZE: i32 = 100;
@@ -44,22 +44,12 @@ pub(crate) async fn page(backend: Backend, Query(parameters): Query<Parameters>)
         ..parameters
     };
     let frame = Frame::new(SECTION, "Audit");
-    let from = match parameters.since.trim() {
-        "" => None,
-        since => match since.parse::<redeliver_core::HumanDuration>() {
-            Ok(since) => {
-                let since = i64::try_from(since.as_millis()).unwrap_or(i64::MAX);
-                let from = frame.now.as_millis().saturating_sub(since).max(0);
-                Some(to_timestamp(Timestamp::from_millis(from)))
-            }
-            Err(_) => {
-                let problem = "`since` must be a duration such as 12h or 7d.";
-                return Failed::respond(SECTION, Problem::invalid(problem));
-            }
-        },
+    let from = match since(&parameters.since, frame.now) {
+        Ok(from) => from,
+        Err(problem) => return Failed::respond(SECTION, problem),
     };
     let request = ListAuditEntriesRequest {
-        from,
+        from: from.map(to_timestamp),
         until: None,
         by: parameters.by.clone(),
         action: parameters.action.clone(),
@@ -67,10 +57,7 @@ pub(crate) async fn page(backend: Backend, Query(parameters): Query<Parameters>)
         page_size: PAGE_SIZE,
         page_token: parameters.page.clone(),
     };
-    let earliest = from
-        .as_ref()
-        .and_then(from_timestamp)
-        .and_then(Timestamp::to_rfc3339);
+    let earliest = from.and_then(Timestamp::to_rfc3339);
     let command = Command::new("dlq audit")
         .option("--by", &parameters.by)
         .option("--action", &parameters.action)

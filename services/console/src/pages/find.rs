@@ -3,9 +3,10 @@
 use askama::Template;
 use axum::http::StatusCode;
 use axum::response::Response;
+use redeliver_client::convert::to_timestamp;
 use redeliver_client::messages::find_records_request::By;
 use redeliver_client::messages::{FindRecordsRequest, FoundRecords, Group, OverviewSelection, Position};
-use redeliver_client::{JobId, named_text};
+use redeliver_client::{JobId, Timestamp, named_text};
 use serde::Deserialize;
 
 use super::{groups, letters, trace};
@@ -13,7 +14,7 @@ use crate::backend::Backend;
 use crate::command::Command;
 use crate::html;
 use crate::page::{Frame, NAVIGATION, Part, Problem, address, gaps, literal, respond, segment};
-use crate::parameters::Query;
+use crate::parameters::{Query, since};
 
 const SECTION: &str = "/find";
 /// The longest text that services are asked for, in characters, as in the fields.
@@ -30,6 +31,10 @@ pub(crate) struct Parameters {
     /// What the records have that are searched for: `key`, `header` or `field`, and its text. Empty: none are.
     by: String,
     has: String,
+    /// Only in this pipeline.
+    pipeline: String,
+    /// How far back topics are searched, such as `7d`.
+    since: String,
 }
 
 #[derive(Template)]
@@ -37,8 +42,7 @@ pub(crate) struct Parameters {
 struct Page {
     frame: Frame,
     text: String,
-    by: String,
-    has: String,
+    parameters: Parameters,
     records: Option<Part<FoundRecords>>,
     found: Vec<Found>,
     /// Why something may be missing.
@@ -65,18 +69,18 @@ pub(crate) async fn page(backend: Backend, Query(parameters): Query<Parameters>)
     let mut problems = Vec::new();
     let mut missing = None;
     let mut frame = Frame::new(SECTION, "Find");
-    let Parameters { by, has, .. } = &parameters;
-    let records = match question(by, has) {
+    let records = match question(&parameters, frame.now) {
         None => None,
         Some(Err(problem)) => Some(Err(problem)),
-        Some(Ok(by_what)) => {
-            frame = frame.command(Command::new("trace").value(&format!("--{by}"), has));
-            let request = FindRecordsRequest {
-                by: Some(by_what),
-                ..FindRecordsRequest::default()
-            };
+        Some(Ok(request)) => {
+            let Parameters { by, has, since, .. } = &parameters;
+            let command = Command::new("trace")
+                .value(&format!("--{by}"), has)
+                .option("--pipeline", &request.pipeline)
+                .option("--since", since.trim());
+            frame = frame.command(command);
             let found = backend.waiting().find(request, |_| {}).await;
-            Some(found.map_err(Problem::from))
+            Some(found.map_err(|error| Problem::from(error).of_scan()))
         }
     };
     if text.chars().count() > MAX_TEXT {
@@ -116,6 +120,10 @@ pub(crate) async fn page(backend: Backend, Query(parameters): Query<Parameters>)
         }
         // Both asked the inspector.
         problems.dedup_by(|second, first| second.title == first.title);
+        if records.is_some() {
+            // The page would repeat the scan with them.
+            problems = problems.into_iter().map(Problem::of_scan).collect();
+        }
         let filter = format!("error_message : {}", literal(text));
         let link = address("/letters", &[("filter", &filter)]);
         found.push(("dead letters", format!("whose error contains {text}"), link));
@@ -123,18 +131,29 @@ pub(crate) async fn page(backend: Backend, Query(parameters): Query<Parameters>)
     let page = Page {
         frame,
         text: text.to_owned(),
-        by: by.clone(),
-        has: has.clone(),
         records,
         found,
         problems,
         gaps: missing,
+        parameters,
     };
     respond(&page, StatusCode::OK)
 }
 
+/// The search for records; `None` if there is none.
+fn question(parameters: &Parameters, now: Timestamp) -> Option<Part<FindRecordsRequest>> {
+    let by = by(&parameters.by, &parameters.has)?;
+    Some(by.and_then(|by| {
+        Ok(FindRecordsRequest {
+            by: Some(by),
+            pipeline: parameters.pipeline.trim().to_owned(),
+            since: since(&parameters.since, now)?.map(to_timestamp),
+        })
+    }))
+}
+
 /// What records have that are searched for. `None`: none are.
-fn question(by: &str, has: &str) -> Option<Part<By>> {
+fn by(by: &str, has: &str) -> Option<Part<By>> {
     let named = |to_by: fn(_) -> By, example: &str| {
         let problem = || Problem::invalid(format!("Write a name and a value, such as {example}."));
         named_text(has).map(to_by).ok_or_else(problem)
@@ -221,7 +240,7 @@ mod tests {
 
     #[test]
     fn questions_need_their_parts() {
-        let is = |by: &str, has: &str| question(by, has).map(|by| by.is_ok());
+        let is = |by: &str, has: &str| super::by(by, has).map(|by| by.is_ok());
         assert_eq!(
             (is("", "x"), is("key", ""), is("key", "a=b")),
             (None, Some(true), Some(true))

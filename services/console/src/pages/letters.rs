@@ -5,7 +5,8 @@ use askama::filters::Safe;
 use axum::body::Body;
 use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse as _, Response};
-use futures::stream::try_unfold;
+use futures::StreamExt as _;
+use futures::stream::{iter, try_unfold};
 use redeliver_client::ClientError;
 use redeliver_client::messages::{
     DeadLetter, DeadLetterState, Header, ListDeadLettersRequest, PipelineTrace, Position, TraceRecordRequest,
@@ -15,7 +16,7 @@ use serde::Deserialize;
 use super::completions::Completions;
 use super::groups::Tab;
 use crate::access::Actions;
-use crate::backend::{Backend, Service};
+use crate::backend::{Backend, MAX_DOWNLOADS, Service};
 use crate::command::Command;
 use crate::html::{self, Form, Shown};
 use crate::page::{Failed, Frame, Part, Problem, address, gaps, respond, segment, status};
@@ -211,7 +212,7 @@ pub(crate) async fn one(
             ..TraceRecordRequest::default()
         };
         let life = backend.waiting().trace(trace, |_| {}).await;
-        Some(life.map_err(Problem::from))
+        Some(life.map_err(|error| Problem::from(error).of_scan()))
     };
     let access = backend.access(Service::Inspector).await;
     let command = Command::new(if life.is_none() { "dlq show" } else { "trace" }).argument(&id);
@@ -242,23 +243,44 @@ pub(crate) async fn one(
     respond(&page, StatusCode::OK)
 }
 
-/// The whole value of a dead letter, as a file.
+/// The value of a dead letter as its viewer may see it, as a file. Its name tells whether something in it is masked.
 pub(crate) async fn payload(
     backend: Backend,
     Path((topic, partition, offset)): Path<(String, i32, i64)>,
 ) -> Response {
     let id = format!("{topic}/{partition}/{offset}");
-    let payload = match backend.dead_letters().payload(&id).await {
-        Ok(payload) => payload,
+    let Some((letters, permit)) = backend.download() else {
+        let problem = Problem {
+            status: StatusCode::SERVICE_UNAVAILABLE,
+            title: "Too many downloads".to_owned(),
+            detail: format!("{MAX_DOWNLOADS} payloads are being downloaded."),
+            advice: "Try again when one has ended.".to_owned(),
+            passes: false,
+        };
+        return Failed::respond(SECTION, problem);
+    };
+    // What is masked is known with the first chunk.
+    let begun = async {
+        let mut payload = letters.payload(&id).await?;
+        let first = payload.next().await?;
+        Ok::<_, ClientError>((payload, first))
+    };
+    let (payload, first) = match begun.await {
+        Ok(begun) => begun,
         Err(error) => return Failed::respond(SECTION, error.into()),
     };
-    let chunks = try_unfold(payload, async |mut payload| {
+    let disposition = match payload.masked_paths().is_empty() {
+        true => "attachment; filename=\"payload\"",
+        false => "attachment; filename=\"payload-masked\"",
+    };
+    let rest = try_unfold((payload, permit), async |(mut payload, permit)| {
         let chunk = payload.next().await?;
-        Ok::<_, ClientError>(chunk.map(|chunk| (chunk, payload)))
+        Ok::<_, ClientError>(chunk.map(|chunk| (chunk, (payload, permit))))
     });
     let headers = [
         (header::CONTENT_TYPE, "application/octet-stream"),
-        (header::CONTENT_DISPOSITION, "attachment; filename=\"payload\""),
+        (header::CONTENT_DISPOSITION, disposition),
     ];
+    let chunks = iter(first.map(Ok)).chain(rest);
     (headers, Body::from_stream(chunks)).into_response()
 }

@@ -6,6 +6,7 @@ use redeliver_client::messages::{
     GetRedriveRequest, ListRedriveItemsRequest, ListRedrivesRequest, Redrive, RedriveItem, RedriveKind,
     RedriveState,
 };
+use redeliver_core::redrive::{BATCHES, has_batches};
 use serde::Deserialize;
 
 use crate::access::Actions;
@@ -17,8 +18,6 @@ use crate::parameters::{Path, Query};
 
 const SECTION: &str = "/redrives";
 const PAGE_SIZE: i32 = 50;
-/// The ends of the first batches of a redrive, as numbers of redriven records.
-const BATCHES: [u32; 2] = [10, 110];
 
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
@@ -68,10 +67,15 @@ impl Row {
 
     /// The batch that is written or observed, of how many; `None` if there are no batches, or not any more.
     pub(crate) fn batch(&self) -> Option<(usize, usize)> {
-        let Redrive { total, done, .. } = self.redrive;
-        let is_batched = self.redrive.kind() == RedriveKind::Redrive
-            && !self.redrive.all_at_once
-            && self.redrive.max_returned_share < 1.0;
+        let Redrive {
+            total,
+            done,
+            max_returned_share,
+            all_at_once,
+            ..
+        } = self.redrive;
+        let is_batched =
+            self.redrive.kind() == RedriveKind::Redrive && has_batches(max_returned_share, all_at_once);
         let is_open = matches!(self.redrive.state(), RedriveState::Running | RedriveState::Paused);
         let before = |of: u32| BATCHES.into_iter().filter(|end| *end < of).count();
         (is_batched && is_open && before(total) > 0).then(|| (before(done) + 1, before(total) + 1))

@@ -161,7 +161,7 @@ pub(crate) async fn page(backend: Backend, Query(parameters): Query<Parameters>)
     let traces = backend.waiting().trace(request, |_| {}).await;
     let page = Page {
         frame: frame.command(Command::new("trace").argument(parameters.position.trim())),
-        traces: Some(traces.map_err(Problem::from)),
+        traces: Some(traces.map_err(|error| Problem::from(error).of_scan())),
         parameters,
     };
     respond(&page, StatusCode::OK)

@@ -108,6 +108,11 @@ pub(crate) async fn page(backend: Backend, Query(parameters): Query<Parameters>)
         "" => None,
         id => Some(client.actions(id).await.map_err(Problem::from)),
     };
+    let actions = match parameters.scan.as_str() {
+        "" => actions,
+        // The page would repeat the scan with it.
+        _ => actions.map(|actions| actions.map_err(Problem::of_scan)),
+    };
     let (stats, records) = match parameters.scan.as_str() {
         "records" => {
             let request = ListWaitingRequest {
@@ -117,7 +122,10 @@ pub(crate) async fn page(backend: Backend, Query(parameters): Query<Parameters>)
                 page_token: parameters.page.clone(),
             };
             let records = client.list(request, |_| {}).await;
-            (None, Some(records.map_err(Problem::from)))
+            (
+                None,
+                Some(records.map_err(|error| Problem::from(error).of_scan())),
+            )
         }
         "" => (None, None),
         _ => {
@@ -126,7 +134,7 @@ pub(crate) async fn page(backend: Backend, Query(parameters): Query<Parameters>)
                 minutes: 0,
             };
             let stats = client.stats(request, |_| {}).await;
-            (Some(stats.map_err(Problem::from)), None)
+            (Some(stats.map_err(|error| Problem::from(error).of_scan())), None)
         }
     };
     let command = match parameters.scan.as_str() {

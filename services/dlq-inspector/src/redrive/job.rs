@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use bytes::Bytes;
-use redeliver_core::{HumanDuration, Position, Timestamp};
+use redeliver_core::{HumanDuration, Position, Timestamp, redrive};
 use redeliver_kafka::TopicId;
 use redeliver_proto::convert::{from_duration, from_timestamp};
 pub use redeliver_proto::v1::{RedriveOutcome as Outcome, RedriveProgress as Progress, RedriveState};
@@ -220,7 +220,14 @@ impl Job {
     /// Whether it can be auto-paused. Otherwise, a job does not depend on what comes back.
     #[must_use]
     pub fn has_auto_pause(&self) -> bool {
-        self.kind == Kind::Redrive && self.spec().max_returned_share < 1.0
+        self.kind == Kind::Redrive && redrive::has_auto_pause(self.spec().max_returned_share)
+    }
+
+    /// Whether it begins with [`redrive::BATCHES`].
+    #[must_use]
+    pub fn has_batches(&self) -> bool {
+        let spec = self.spec();
+        self.kind == Kind::Redrive && redrive::has_batches(spec.max_returned_share, spec.all_at_once)
     }
 
     /// How long it waits after a batch.

@@ -7,13 +7,12 @@ use std::ops::Range;
 use std::time::Duration;
 
 use redeliver_core::Timestamp;
+use redeliver_core::redrive::BATCHES;
 use redeliver_proto::convert::time;
 
 use super::job::{self, CHUNK, Job, Progress, RedriveState};
 use super::record::MAX_OBSERVE;
 
-/// The ends of the first batches, as numbers of redriven records.
-const BATCHES: [u32; 2] = [10, 110];
 /// With fewer redriven records, a share says nothing.
 const MIN_DONE: u32 = 10;
 
@@ -122,18 +121,13 @@ fn batched(progress: &Progress) -> u32 {
 
 /// The end of the batch that a job has begun; `None` if it takes the rest.
 fn batch_end(job: &Job, progress: &Progress) -> Option<u32> {
-    let mut ends = BATCHES.into_iter().filter(|_| has_batches(job));
+    let mut ends = BATCHES.into_iter().filter(|_| job.has_batches());
     ends.find(|end| *end > batched(progress))
-}
-
-/// Without auto-pause, nothing depends on the first records.
-fn has_batches(job: &Job) -> bool {
-    job.has_auto_pause() && !job.spec().all_at_once
 }
 
 /// Whether nothing more is tried before it was counted what has come back.
 fn is_observed_now(job: &Job, progress: &Progress) -> bool {
-    let is_batch = has_batches(job) && BATCHES.contains(&batched(progress));
+    let is_batch = job.has_batches() && BATCHES.contains(&batched(progress));
     job::awaits_returns(job, progress) && (is_batch || progress.next >= job.spec().total)
 }
 

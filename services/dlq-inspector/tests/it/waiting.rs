@@ -410,7 +410,10 @@ async fn found_record_tells_where_it_is() {
         assert_eq!((found.truncated, found.gaps.len()), (false, 0), "{found:?}");
         assert!(found.searched_since.is_some() && found.completeness.is_some());
     }
-    // What waits is found whatever its age.
+    // What waits or is dead is found whatever its age, also by a field that is not indexed.
+    let by_field = By::Field(named("/id", "7"));
+    let recent = found(&mut client, orders, by_field, true).await.unwrap();
+    assert_eq!(places(&recent), BTreeSet::from([dead.clone()]));
     let recent = found(&mut client, orders, by_header(), true).await.unwrap();
     assert_eq!(places(&recent), BTreeSet::from([waits.clone(), dead.clone()]));
     let position = recent.records.iter().find(|record| record.place == "2h");

@@ -337,6 +337,10 @@ fn pages_and_their_commands_work() {
         ("/schedules", "No schedule"),
         ("/trace?position=docs/0/0", "entered the pipeline"),
         ("/find?by=key&has=no-such-key", "No such record waits"),
+        (
+            "/find?by=header&has=error-code%3Dhttp.422&pipeline=docs&since=1h",
+            "href=\"/trace?position=docs-dlq%2F",
+        ),
         ("/audit?action=dead-letters.*&since=1h", "dead-letters.get"),
     ] {
         check(console, config, page, shown);
@@ -579,6 +583,7 @@ fn viewers_cannot_act() {
 #[test]
 fn masked_parts_are_on_no_page() {
     const SECRET: &str = "471100815";
+    const HOSTILE: &str = "<script>alert(1)</script>";
     let rules = r#"[{"topics": ["*-dlq"], "key": true, "fields": ["/card/number"], "headers": ["x-card"], "messages": ["[0-9]{9}"]}]"#;
     let settings = [
         format!("dlq_inspector.masking={rules}"),
@@ -589,7 +594,7 @@ fn masked_parts_are_on_no_page() {
     let system = SignIn::start(&[("masked", &scopes), ("all", "'*'")], &settings);
     let _enricher = system.pipe.enricher("a");
     let draft = |is: &str| {
-        let value = format!("{{\"{is}\":1,\"card\":{{\"number\":\"{SECRET}\"}}}}");
+        let value = format!("{{\"{is}\":1,\"html\":\"{HOSTILE}\",\"card\":{{\"number\":\"{SECRET}\"}}}}");
         Draft::new(SECRET, value).header("x-card", SECRET.as_bytes())
     };
     let sent = system.pipe.produce(["dead", "ends", "waits"].map(draft).into());
@@ -630,6 +635,19 @@ fn masked_parts_are_on_no_page() {
     for page in &pages {
         let shown = system.get(&masked, page);
         assert!(!shown.body.contains(SECRET), "{page}: {shown:?}");
+    }
+    let payload = format!("{letter}/payload");
+    for (viewer, name, is_masked) in [(&masked, "payload-masked", true), (&all, "payload", false)] {
+        let file = system.get(viewer, &payload);
+        assert!(file.body.contains(HOSTILE), "{file:?}");
+        assert_eq!(file.body.contains(SECRET), !is_masked, "{file:?}");
+        // No browser shows it as a page.
+        let disposition = format!("attachment; filename=\"{name}\"");
+        assert_eq!(file.headers["content-disposition"], disposition.as_str());
+        assert_eq!(file.headers["content-type"], "application/octet-stream");
+        assert_eq!(file.headers["x-content-type-options"], "nosniff");
+        let policy = file.headers["content-security-policy"].to_str().unwrap();
+        assert!(policy.starts_with("default-src 'none'"), "{policy}");
     }
     for page in [letter.as_str(), &format!("{letter}?life=1"), waiting] {
         let shown = system.get(&all, page);
@@ -721,15 +739,34 @@ fn silent_services_are_named() {
         "/groups",
         "/letters",
         "/redrives",
-        "/waiting?scan=counts",
         "/audit",
         "/find?q=letters",
     ] {
         is_silent(&system, path, "<nav");
     }
+    // An open page does not repeat a scan.
+    for scan in [
+        "/waiting?scan=counts",
+        "/trace?position=docs/0/0",
+        "/find?by=key&has=a&q=letters",
+    ] {
+        let body = system.get(&viewer, scan).body;
+        assert!(
+            body.contains(inspector) && !body.contains(" data-passes>"),
+            "{scan}: {body}"
+        );
+    }
+    let tells = |system: &SignIn, expected: &str| {
+        eventually("/silent", DEADLINE, || {
+            let body = system.get(&viewer, "/silent").body;
+            (body == expected).then_some(()).ok_or(body)
+        });
+    };
+    tells(&system, inspector);
     is_silent(&system, page, scheduler);
     system.inspector.thaw();
     answers(&system);
+    tells(&system, "");
 
     system.inspector.kill_9();
     is_silent(&system, page, scheduler);

@@ -7,6 +7,7 @@ use redeliver_proto::error::invalid;
 use redeliver_proto::v1;
 use redeliver_proto::v1::find_records_request::By;
 use redeliver_runtime::config::{is_pointer, pointer_problem};
+use rusqlite::Connection;
 use tokio::runtime::Handle;
 use tonic::Status;
 
@@ -16,8 +17,8 @@ use super::{Work, outcome_message, scan_failed};
 use crate::access::{LimitedFilter, Viewer};
 use crate::dialect::Facts;
 use crate::filter::{Expr, MAX_LENGTH, Restriction, TextField, TextTest};
-use crate::index::{self, Direction, PageLimit};
-use crate::waiting::scans::find::{FoundCopy, MAX_SCANNED, Question};
+use crate::index::{self, Direction, Page, PageLimit};
+use crate::waiting::scans::find::{FoundCopy, Question};
 use crate::waiting::timeline::{Location, Outcome};
 use crate::waiting::wanted::{Best, MAX_FOUND, Wanted};
 
@@ -32,6 +33,36 @@ struct Searched {
     letters: LimitedFilter,
     /// What is not searched, and why.
     gaps: Vec<String>,
+}
+
+/// Dead letters of the index.
+enum Letters {
+    /// The newest ones.
+    Matching(LimitedFilter),
+    /// Those that were found in their topics: the index knows what was decided about them.
+    At(Vec<Position>),
+}
+
+impl Letters {
+    fn read(&self, connection: &Connection) -> rusqlite::Result<Page> {
+        match self {
+            Self::Matching(filter) => {
+                let limit = PageLimit {
+                    letters: MAX_FOUND,
+                    bytes: INDEX_BYTES,
+                };
+                let filter = filter.resolve(connection)?;
+                index::list(connection, &filter, Direction::Descending, None, limit)
+            }
+            Self::At(ids) => {
+                let letters = ids.iter().filter_map(|id| index::get(connection, id).transpose());
+                Ok(Page {
+                    letters: letters.collect::<Result<_, _>>()?,
+                    has_more: false,
+                })
+            }
+        }
+    }
 }
 
 impl Api {
@@ -70,15 +101,14 @@ impl Api {
             let cut = api
                 .scans
                 .find(&of_viewer, &question, &mut best, to_found, on_progress);
-            for topic in cut.map_err(|error| scan_failed(&error))? {
+            for (topic, newest) in cut.map_err(|error| scan_failed(&error))? {
                 gaps.push(format!(
-                    "only the newest {MAX_SCANNED} offsets of {topic} were searched"
+                    "only the newest {newest} offsets of {topic} were searched"
                 ));
             }
             let letters = match is_indexed {
-                true => letters,
-                // The index knows what was decided about those that were found.
-                false => of_viewer.limit(these_letters(best.copies()))?,
+                true => Letters::Matching(letters),
+                false => Letters::At(dead_letters(best.copies())),
             };
             runtime.block_on(api.add_letters(&of_viewer, letters, pipelines, &mut best))?;
             let (records, truncated) = best.finish();
@@ -134,23 +164,16 @@ impl Api {
         })
     }
 
-    /// Adds the newest dead letters that match.
+    /// Adds dead letters, with what was decided about them.
     async fn add_letters(
         &self,
         viewer: &Viewer,
-        filter: LimitedFilter,
+        letters: Letters,
         pipelines: &[Pipeline],
         best: &mut Best<v1::FoundRecord>,
     ) -> Result<(), Status> {
         let before = self.completeness();
-        let limit = PageLimit {
-            letters: MAX_FOUND,
-            bytes: INDEX_BYTES,
-        };
-        let page = self.pool.query(move |connection| {
-            let filter = filter.resolve(connection)?;
-            index::list(connection, &filter, Direction::Descending, None, limit)
-        });
+        let page = self.pool.query(move |connection| letters.read(connection));
         let page = page.await.map_err(|error| query_failed(&error))?;
         if page.has_more {
             best.truncate();
@@ -207,13 +230,14 @@ fn wanted(by: Option<By>) -> Result<Wanted, Status> {
     Ok(wanted)
 }
 
-/// The dead letters among what was found.
-fn these_letters<'f>(found: impl Iterator<Item = &'f v1::FoundRecord>) -> Expr {
+/// The ids of the dead letters among what was found.
+fn dead_letters<'f>(found: impl Iterator<Item = &'f v1::FoundRecord>) -> Vec<Position> {
     let place = DEAD_LETTERS.to_string();
     let letters = found.filter(|found| found.place == place);
-    let positions = letters.filter_map(|letter| letter.position.clone());
-    let ids = positions.map(|position| Expr::Is(Restriction::Id(position.into())));
-    Expr::Or(ids.collect())
+    letters
+        .filter_map(|letter| letter.position.clone())
+        .map(Into::into)
+        .collect()
 }
 
 /// Where a dead letter entered its pipeline.

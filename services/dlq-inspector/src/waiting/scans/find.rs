@@ -8,7 +8,7 @@ use redeliver_core::pipeline::TopicRole;
 use redeliver_core::{JobId, Pipeline, Position, Record, Timestamp};
 use redeliver_kafka::backlog::GroupPositions;
 use redeliver_kafka::reader::ReadError;
-use redeliver_kafka::scan::Scan;
+use redeliver_kafka::scan::{Limits, Scan};
 use redeliver_proto::long_wait;
 
 use super::{OnProgress, Scans, TIMEOUT, entered, job_id, lineage, masks};
@@ -18,8 +18,11 @@ use crate::waiting::facts::{Facts, Visible};
 use crate::waiting::timeline::{Location, Outcome};
 use crate::waiting::wanted::{Best, Wanted, outcome};
 
-/// The maximum number of offsets that are read of each topic.
-pub(crate) const MAX_SCANNED: u64 = 1_000_000;
+/// How many offsets are read, besides the states of jobs.
+const LIMITS: Limits = Limits {
+    of_topic: 1_000_000,
+    in_all: 20_000_000,
+};
 /// The maximum number of jobs that a scan remembers. Which of them still wait is known at its end.
 const MAX_JOBS: usize = 10_000;
 
@@ -27,7 +30,7 @@ const MAX_JOBS: usize = 10_000;
 pub(crate) struct Question {
     pub(crate) wanted: Wanted,
     pub(crate) pipelines: Vec<Pipeline>,
-    /// Topics are searched from this time on, and from the first record on that is not complete.
+    /// Topics are searched from this time on, and from the first record on that is not complete; dead-letter topics from their beginning.
     pub(crate) since: Timestamp,
     /// Whether dead-letter topics are read, too. What they contain has no outcome.
     pub(crate) reads_letters: bool,
@@ -83,7 +86,7 @@ fn origin_of(pipeline: &Pipeline, location: Location, record: &Record) -> (Optio
 }
 
 impl Scans {
-    /// Adds what it finds in the topics of pipelines, and returns the topics that were not read as a whole. Blocks.
+    /// Adds what it finds in the topics of pipelines, and returns the topics that were not read as a whole, with how many of their newest offsets were. Blocks.
     pub(crate) fn find<T>(
         &self,
         viewer: &Viewer,
@@ -91,7 +94,7 @@ impl Scans {
         best: &mut Best<T>,
         to_found: impl Fn(FoundCopy) -> T,
         on_progress: OnProgress<'_>,
-    ) -> Result<Vec<Arc<str>>, ReadError> {
+    ) -> Result<BTreeMap<Arc<str>, u64>, ReadError> {
         let pipelines = &question.pipelines;
         let roles = self.surveyor.roles(pipelines)?;
         let masks = masks(viewer, pipelines);
@@ -106,10 +109,10 @@ impl Scans {
         let positions = positions.collect::<Result<Vec<_>, _>>()?;
 
         let since = Some(question.since);
-        let mut topics = Vec::new();
+        let (mut whole, mut topics) = (Vec::new(), Vec::new());
         if pipelines.iter().any(|pipeline| pipeline.long_waits.is_some()) {
             // Its end is looked up before those of the topics to which jobs are released.
-            topics.push((scheduler.state.clone(), None));
+            whole.push((scheduler.state.clone(), None));
             topics.push((scheduler.ingest.clone(), since));
         }
         let mut of_topics: HashMap<Arc<str>, Vec<(usize, TopicRole)>> = HashMap::new();
@@ -120,19 +123,23 @@ impl Scans {
                 }
             }
         }
-        topics.extend(of_topics.keys().map(|topic| (topic.clone(), since)));
+        topics.extend(of_topics.iter().map(|(topic, roles)| {
+            // A dead letter counts whatever its age.
+            let is_dead = roles.iter().any(|(_, role)| *role == TopicRole::DeadLetter);
+            (topic.clone(), since.filter(|_| !is_dead))
+        }));
         let by_name: HashMap<&str, usize> = (0..)
             .zip(pipelines)
             .map(|(index, pipeline)| (&*pipeline.name, index))
             .collect();
         let moved = self.moved(of_topics.keys())?;
 
-        let mut add = |pipeline: usize, location, record: &Record, is_unread: bool| {
+        let copy = |pipeline: usize, location, record: &Record, is_unread: bool| {
             let (origin, is_new) = origin_of(&pipelines[pipeline], location, record);
             let id = match &origin {
                 Some(origin) => origin.clone(),
                 // It may be of somebody else.
-                None if location == Location::Topic(TopicRole::Output) => return,
+                None if location == Location::Topic(TopicRole::Output) => return None,
                 None => record.position.clone(),
             };
             let facts = match is_new {
@@ -142,18 +149,22 @@ impl Scans {
                 },
                 false => Visible::of(record, &masks[pipeline]).facts(record, false, question.now),
             };
-            let outcome = outcome(location, is_new, is_unread);
             let found = FoundCopy {
                 pipeline,
                 location,
-                outcome,
+                outcome: outcome(location, is_new, is_unread),
                 position: record.position.clone(),
                 origin,
                 facts,
             };
-            best.add((Some(pipeline), id), outcome, record.timestamp, to_found(found));
+            Some((id, found))
         };
-        let mut jobs: HashMap<JobId, (usize, Record)> = HashMap::new();
+        let mut add = |(id, found): (Position, FoundCopy)| {
+            let (outcome, written) = (found.outcome, found.facts.written);
+            best.add((Some(found.pipeline), id), outcome, written, to_found(found));
+        };
+        // Without their values, which may be large.
+        let mut jobs: HashMap<JobId, (Position, FoundCopy)> = HashMap::new();
         let mut is_truncated = false;
         let mut visit = |record: &Record| {
             let topic = &record.position.topic;
@@ -165,19 +176,24 @@ impl Scans {
             if *topic == scheduler.state {
                 let Some(id) = job_id(record) else { return };
                 match waiting(long_wait::unwrap_any_state(record)) {
-                    Some(job) if jobs.len() < MAX_JOBS || jobs.contains_key(&id) => _ = jobs.insert(id, job),
+                    Some((pipeline, job)) if jobs.len() < MAX_JOBS || jobs.contains_key(&id) => {
+                        let found = copy(pipeline, Location::Scheduler, &job, true);
+                        jobs.extend(found.map(|found| (id, found)));
+                    }
                     Some(_) => is_truncated = true,
                     // It was dispatched, which is a part of its life.
                     None => {
-                        if let Some((pipeline, job)) = jobs.remove(&id) {
-                            add(pipeline, Location::Scheduler, &job, false);
+                        if let Some((origin, mut found)) = jobs.remove(&id) {
+                            found.outcome = Outcome::Unknown;
+                            add((origin, found));
                         }
                     }
                 }
             } else if *topic == scheduler.ingest {
                 if let Some((pipeline, waiting)) = waiting(long_wait::unwrap_any(record)) {
                     let is_unread = positions[round_of[pipeline]].is_unread(&record.position);
-                    add(pipeline, Location::Scheduler, &waiting, is_unread);
+                    let found = copy(pipeline, Location::Scheduler, &waiting, is_unread);
+                    found.into_iter().for_each(&mut add);
                 }
             } else if question.wanted.is_in(record) {
                 for (pipeline, role) in of_topics.get(topic).into_iter().flatten() {
@@ -185,7 +201,8 @@ impl Scans {
                     let is_unread = is_read
                         && positions[round_of[*pipeline]].is_unread(&record.position)
                         && !moved.contains(&record.position);
-                    add(*pipeline, Location::Topic(*role), record, is_unread);
+                    let found = copy(*pipeline, Location::Topic(*role), record, is_unread);
+                    found.into_iter().for_each(&mut add);
                 }
             }
         };
@@ -201,20 +218,18 @@ impl Scans {
                 .filter_map(|of| of.first_unread(topic, partition));
             first.min().or_else(|| waits(topic).then_some(0))
         };
-        let (scan, cut) = Scan::newest(&self.kafka, &topics, &unread, MAX_SCANNED)?;
+        let (scan, cut) = Scan::newest(&self.kafka, &whole, &topics, &unread, LIMITS)?;
         scan.run(TIMEOUT, |record, progress| {
             if let Some(record) = &record {
                 visit(record);
             }
             on_progress(progress)
         })?;
-        for (pipeline, job) in jobs.into_values() {
-            add(pipeline, Location::Scheduler, &job, true);
-        }
+        jobs.into_values().for_each(add);
         if is_truncated {
             best.truncate();
         }
-        Ok(cut.into_iter().collect())
+        Ok(cut)
     }
 }
 

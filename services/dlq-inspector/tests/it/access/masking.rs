@@ -7,6 +7,7 @@ use bytes::Bytes;
 use redeliver_core::{Clock as _, Record, SystemClock};
 use redeliver_kafka::reader::TopicReader;
 use redeliver_proto::convert::to_timestamp;
+use redeliver_proto::v1::find_records_request::By;
 use redeliver_testkit::unique;
 use tonic::Request;
 use tonic::client::Grpc;
@@ -629,7 +630,7 @@ async fn no_method_answers_what_is_masked() {
         (
             "WaitingService/FindRecords",
             v1::FindRecordsRequest {
-                by: Some(v1::find_records_request::By::Header(v1::NamedText {
+                by: Some(By::Header(v1::NamedText {
                     name: "tenant".to_owned(),
                     value: "shown-header".to_owned(),
                 })),
@@ -678,6 +679,38 @@ async fn no_method_answers_what_is_masked() {
         }
         let messages = answer.unwrap_or_else(|status| panic!("{method}: {status:?}"));
         assert!(messages.iter().any(|message| !message.is_empty()), "{method}");
+        answers.0.extend(messages.concat());
+    }
+    // By what is masked, nothing is found: a pipeline with a name is refused, and all leave it out.
+    let [key, field, header, ..] = MASKED;
+    let named = |name: &str, value: &str| v1::NamedText {
+        name: name.to_owned(),
+        value: value.to_owned(),
+    };
+    for by in [
+        By::Key(key.to_owned()),
+        By::Header(named("x-user", header)),
+        By::Header(named("X-USER", header)),
+        By::Field(named("/card/number", field)),
+        By::Field(named("/pan", field)),
+    ] {
+        let find = async |pipeline: &str| {
+            let request = v1::FindRecordsRequest {
+                pipeline: pipeline.to_owned(),
+                by: Some(by.clone()),
+                since: None,
+            };
+            let path = "/redeliver.v1.WaitingService/FindRecords";
+            answer(raw(), path, request.encode_to_vec()).await
+        };
+        assert_eq!(answers.refused(find(&pipeline).await), denied(), "{by:?}");
+        let messages = find("").await.unwrap();
+        let last = v1::FindRecordsResponse::decode(messages.last().unwrap().clone()).unwrap();
+        let Some(v1::find_records_response::Event::Found(found)) = last.event else {
+            panic!("{by:?}: {last:?}");
+        };
+        let is_left_out = found.gaps.iter().any(|gap| gap.contains(&pipeline));
+        assert!(found.records.is_empty() && is_left_out, "{by:?}: {found:?}");
         answers.0.extend(messages.concat());
     }
     // A hash of them could be compared with guesses.
