@@ -27,15 +27,7 @@ fn control_topic(env: &SchedulerEnv) -> Arc<str> {
 }
 
 fn connect(env: &SchedulerEnv, scheduler: &mut ServiceProcess) -> ControlServiceClient<Channel> {
-    let output = scheduler.wait_for_output("serving the job API", DEADLINE);
-    let line = output.lines().rfind(|line| line.contains("serving the job API"));
-    let address = line
-        .and_then(|line| line.split_once("address="))
-        .unwrap()
-        .1
-        .trim();
-    let url = format!("http://{address}");
-    env.block_on(ControlServiceClient::connect(url)).unwrap()
+    ControlServiceClient::new(env.channel(scheduler))
 }
 
 fn request(app: &str) -> v1::ChangeControlRequest {
