@@ -163,3 +163,18 @@ fn counters_follow_outcomes() {
         keys => Err(keys),
     });
 }
+
+#[test]
+fn rate_limited_jobs_are_counted() {
+    const METRIC: &str = "scheduler_rate_limited_jobs";
+    let builder = SchedulerEnv::builder("metrics-rate").partitions(1);
+    // One job is dispatched at once, and no other one during this test.
+    let env = SchedulerEnv::new(builder.set("scheduler.apps.mail.rate", "0.001"));
+    let mut scheduler = env.start("a");
+    let jobs = (0..3).map(|n: u32| Request::protobuf(JobSpec::new("mail", n.to_string())));
+    let sent = env.send(jobs.collect());
+    let held = [(format!("{METRIC}{{lane=\"scheduler-0\",app=\"mail\"}}"), 2)];
+    until_equal(&mut scheduler, &[METRIC], &held.into());
+    env.send(sent.iter().map(|sent| Request::cancel(id(sent))).collect());
+    until_equal(&mut scheduler, &[METRIC], &Series::new());
+}
