@@ -171,7 +171,8 @@ fn change_control(env: &SchedulerEnv, mut control: Control) {
             expected_revision: Some(9),
             ..request("late")
         };
-        control.resume_control(revised).await.unwrap_err();
+        let refused = control.resume_control(revised).await.unwrap_err();
+        assert_eq!(refused.code(), tonic::Code::Aborted, "{refused:?}");
         control.resume_control(request("works again")).await.unwrap();
         control.set_control_rate(rate).await.unwrap();
         control.reset_control(request("done")).await.unwrap();
