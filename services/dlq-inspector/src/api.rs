@@ -149,7 +149,8 @@ impl Api {
 
     /// Reserves memory for an answer, before anything of it is read.
     async fn reserve(&self, viewer: &Viewer, bytes: u64) -> Result<Reservation, Status> {
-        let waiting = tokio::time::timeout(MEMORY_TIMEOUT, self.limits.memory.reserve(viewer.caller(), bytes));
+        let waiting =
+            tokio::time::timeout(MEMORY_TIMEOUT, self.limits.memory.reserve(viewer.caller(), bytes));
         waiting.await.ok().flatten().ok_or_else(|| self.no_memory())
     }
 

@@ -16,8 +16,8 @@ use redeliver_kafka::groups::{self, CommittedOffset, GroupOffsets};
 use redeliver_kafka::producer::Producer;
 use redeliver_kafka::topology::{self, TopicSettings, TopologySpec};
 use redeliver_kafka::{
-    AssignmentId, IfFenced, IfRecreated, KafkaSettings, Lane, LaneContext, LaneSpec, Processor,
-    TopicWatch, TransactionBatch,
+    AssignmentId, IfFenced, IfRecreated, KafkaSettings, Lane, LaneContext, LaneSpec, Processor, TopicWatch,
+    TransactionBatch,
 };
 use redeliver_testkit::kafka_request::delete_topic;
 use redeliver_testkit::unique;

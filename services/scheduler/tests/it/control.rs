@@ -11,8 +11,8 @@ use redeliver_proto::v1::control_service_client::ControlServiceClient;
 use redeliver_proto::{Message as _, v1};
 use redeliver_runtime::Config;
 use redeliver_service::topics::topic_settings;
-use redeliver_testkit::kafka_request::{configure_topic, delete_records, delete_topic};
 use redeliver_testkit::ServiceProcess;
+use redeliver_testkit::kafka_request::{configure_topic, delete_records, delete_topic};
 use tonic::transport::Channel;
 
 use crate::env::{DEADLINE, SchedulerEnv};
