@@ -141,10 +141,7 @@ impl Plant {
     /// Sets the committed offsets of the source to the beginning.
     pub(crate) fn reset_offsets(&self) {
         let group = self.pipeline.worker_group(&self.settings.id_prefix);
-        let committed = CommittedOffset {
-            offset: 0,
-            metadata: String::new(),
-        };
+        let committed = CommittedOffset::new(0, "");
         let source = self.pipeline.source.to_string();
         let offsets = (0..3).map(|partition| ((source.clone(), partition), committed.clone()));
         groups::commit(&self.settings, &group, &offsets.collect::<GroupOffsets>()).unwrap();

@@ -219,10 +219,7 @@ fn foreign_worker_leaves_only_its_records() {
         } = &record.position;
         let committed = offsets
             .entry((topic.to_string(), *partition))
-            .or_insert(CommittedOffset {
-                offset: 0,
-                metadata: String::new(),
-            });
+            .or_insert_with(|| CommittedOffset::new(0, ""));
         committed.offset = committed.offset.max(offset + 1);
     }
     groups::commit(&pipe.kafka, &group, &offsets).unwrap();
