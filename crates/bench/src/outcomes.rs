@@ -132,10 +132,7 @@ pub(crate) async fn run(broker: &Broker, options: &Options, figures: &mut Figure
             ..jobs.copy(0, pipeline.source.clone(), None)
         };
         filler.send(&record)?;
-        let position = CommittedOffset {
-            offset: 1,
-            metadata: String::new(),
-        };
+        let position = CommittedOffset::new(1, "");
         committed.insert((pipeline.source.to_string(), partition), position);
     }
     filler.flush()?;

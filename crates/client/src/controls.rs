@@ -7,10 +7,10 @@ use redeliver_proto::v1::{
     ChangeControlRequest, Control, GetControlRequest, ListControlsRequest, ReleaseWholeTierRequest,
     SetControlRateRequest, TierReleaseResult,
 };
-use tonic::Streaming;
 
 use crate::endpoint::client;
 use crate::error::ClientError;
+use crate::stream::Messages;
 
 /// The longest time between two results of the release of a tier of all pipelines.
 const RESULT_TIMEOUT: Duration = Duration::from_secs(60);
@@ -86,19 +86,14 @@ impl ControlClient {
         request: ReleaseWholeTierRequest,
     ) -> Result<TierReleases, ClientError> {
         let answer = self.service.clone().release_whole_tier(request).await;
-        Ok(TierReleases {
-            stream: self.answer(answer).await?,
-            url: self.url.clone(),
-        })
+        let results = Messages::of(&self.url, answer, RESULT_TIMEOUT).await?;
+        Ok(TierReleases(results))
     }
 }
 
 /// The results of the release of a tier of all pipelines.
 #[derive(Debug)]
-pub struct TierReleases {
-    stream: Streaming<TierReleaseResult>,
-    url: String,
-}
+pub struct TierReleases(Messages<TierReleaseResult>);
 
 impl TierReleases {
     /// The next result; `None` after that of the last pipeline.
@@ -106,10 +101,6 @@ impl TierReleases {
     /// # Errors
     /// If the connection is lost, or no result arrives for 60 seconds: the tiers without a result may be released or not.
     pub async fn next(&mut self) -> Result<Option<TierReleaseResult>, ClientError> {
-        let received = tokio::time::timeout(RESULT_TIMEOUT, self.stream.message()).await;
-        let Ok(message) = received else {
-            return Err(ClientError::StreamTimeout(RESULT_TIMEOUT));
-        };
-        message.map_err(|status| ClientError::from_status(&self.url, &status))
+        self.0.next().await
     }
 }

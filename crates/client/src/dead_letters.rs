@@ -1,7 +1,5 @@
 //! A client for the gRPC API of the inspector.
 
-use std::time::Duration;
-
 use bytes::Bytes;
 use redeliver_proto::v1::dead_letter_service_client::DeadLetterServiceClient;
 use redeliver_proto::v1::watch_dead_letters_response::Event;
@@ -11,13 +9,10 @@ use redeliver_proto::v1::{
     ListGroupsRequest, ListGroupsResponse, MuteGroupRequest, ReadPayloadRequest, ReadPayloadResponse,
     WatchDeadLettersRequest, WatchDeadLettersResponse,
 };
-use tonic::Streaming;
 
 use crate::endpoint::client;
 use crate::error::{ClientError, found};
-
-/// A watch fails if it receives nothing for this long. The inspector sends a heartbeat every 15 seconds.
-const STREAM_TIMEOUT: Duration = Duration::from_secs(45);
+use crate::stream::{HEARTBEAT_TIMEOUT, Messages};
 
 client! {
     /// Lists, reads and watches dead letters. Clones share one connection.
@@ -103,8 +98,7 @@ impl DeadLetterClient {
         let request = ReadPayloadRequest { id: id.to_owned() };
         let answer = self.service.clone().read_payload(request).await;
         Ok(Payload {
-            stream: self.answer(answer).await?,
-            url: self.url.clone(),
+            chunks: Messages::of(&self.url, answer, HEARTBEAT_TIMEOUT).await?,
             masked_paths: Vec::new(),
         })
     }
@@ -147,9 +141,8 @@ impl DeadLetterClient {
         let resume_token = request.resume_token.clone();
         let answer = self.service.clone().watch_dead_letters(request).await;
         Ok(Watch {
-            stream: self.answer(answer).await?,
+            events: Messages::of(&self.url, answer, HEARTBEAT_TIMEOUT).await?,
             resume_token,
-            url: self.url.clone(),
         })
     }
 }
@@ -157,8 +150,7 @@ impl DeadLetterClient {
 /// The value of a dead letter, read in chunks.
 #[derive(Debug)]
 pub struct Payload {
-    stream: Streaming<ReadPayloadResponse>,
-    url: String,
+    chunks: Messages<ReadPayloadResponse>,
     masked_paths: Vec<String>,
 }
 
@@ -166,10 +158,9 @@ impl Payload {
     /// The next chunk; `None` at the end.
     ///
     /// # Errors
-    /// If the connection is lost.
+    /// If the connection is lost, or nothing arrives for 45 seconds.
     pub async fn next(&mut self) -> Result<Option<Bytes>, ClientError> {
-        let message = self.stream.message().await;
-        let message = message.map_err(|status| ClientError::from_status(&self.url, &status))?;
+        let message = self.chunks.next().await?;
         Ok(message.map(|message| {
             self.masked_paths.extend(message.masked_paths);
             message.chunk
@@ -188,9 +179,8 @@ impl Payload {
 /// [`Watch::resume_token`] continues without a gap, and may repeat dead letters.
 #[derive(Debug)]
 pub struct Watch {
-    stream: Streaming<WatchDeadLettersResponse>,
+    events: Messages<WatchDeadLettersResponse>,
     resume_token: String,
-    url: String,
 }
 
 impl Watch {
@@ -200,12 +190,7 @@ impl Watch {
     /// If the connection is lost, the inspector ends the stream, or no event and no heartbeat arrives for 45 seconds.
     pub async fn next(&mut self) -> Result<Event, ClientError> {
         loop {
-            let received = tokio::time::timeout(STREAM_TIMEOUT, self.stream.message()).await;
-            let Ok(message) = received else {
-                return Err(ClientError::StreamTimeout(STREAM_TIMEOUT));
-            };
-            let message = message.map_err(|status| ClientError::from_status(&self.url, &status))?;
-            let message = message.ok_or(ClientError::Ended)?;
+            let message = self.events.next().await?.ok_or(ClientError::Ended)?;
             if !message.resume_token.is_empty() {
                 self.resume_token = message.resume_token;
             }

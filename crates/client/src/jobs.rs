@@ -58,16 +58,24 @@ impl JobClient {
     /// [`Code::AlreadyExists`](crate::Code::AlreadyExists) if a different request used the same idempotency key, [`Code::NotFound`](crate::Code::NotFound) for an unknown
     /// application, [`Code::InvalidArgument`](crate::Code::InvalidArgument) for an invalid field.
     pub async fn schedule(&self, job: &JobRequest) -> Result<Scheduled, ClientError> {
-        self.send(job, false).await?.try_into()
-    }
-
-    /// Like [`JobClient::schedule`], but returns as soon as the request is written to Kafka. The job has the returned
-    /// id, unless the request is a duplicate, takes the place of another one, or is rejected.
-    ///
-    /// # Errors
-    /// If the request is invalid or cannot be written.
-    pub async fn schedule_without_waiting(&self, job: &JobRequest) -> Result<JobId, ClientError> {
-        id(&self.send(job, true).await?.id)
+        let mut request = Request::new(v1::ScheduleJobRequest {
+            job: Some(job.to_spec()?),
+            no_wait: false,
+        });
+        if let Some(trace) = &job.trace {
+            let pairs = [
+                ("traceparent", Some(&trace.traceparent)),
+                ("tracestate", trace.tracestate.as_ref()),
+            ];
+            for (name, value) in pairs {
+                // An invalid trace context is dropped: tracing must not make the call fail.
+                if let Some(Ok(value)) = value.map(|value| value.parse()) {
+                    request.metadata_mut().insert(name, value);
+                }
+            }
+        }
+        let answer = self.service.clone().schedule_job(request).await;
+        self.answer(answer).await?.try_into()
     }
 
     /// Schedules up to [`MAX_BATCH`](JobClient::MAX_BATCH) jobs with one call. The results are in the order of the jobs; each job
@@ -97,27 +105,6 @@ impl JobClient {
         Ok(results.into_iter().map(read).collect())
     }
 
-    async fn send(&self, job: &JobRequest, no_wait: bool) -> Result<v1::ScheduleJobResponse, ClientError> {
-        let mut request = Request::new(v1::ScheduleJobRequest {
-            job: Some(job.to_spec()?),
-            no_wait,
-        });
-        if let Some(trace) = &job.trace {
-            let pairs = [
-                ("traceparent", Some(&trace.traceparent)),
-                ("tracestate", trace.tracestate.as_ref()),
-            ];
-            for (name, value) in pairs {
-                // An invalid trace context is dropped: tracing must not make the call fail.
-                if let Some(Ok(value)) = value.map(|value| value.parse()) {
-                    request.metadata_mut().insert(name, value);
-                }
-            }
-        }
-        self.answer(self.service.clone().schedule_job(request).await)
-            .await
-    }
-
     /// Gets a job; `None` if it is unknown.
     ///
     /// # Errors
@@ -136,9 +123,7 @@ impl JobClient {
             id: id.to_string(),
             ..v1::CancelJobRequest::default()
         };
-        let answer = self.service.clone().cancel_job(request).await;
-        let answer = self.answer(answer).await?;
-        answer_of(answer.outcome(), answer.job)
+        self.cancel_job(request).await
     }
 
     /// Like [`JobClient::cancel`], for the newest job of an application with this idempotency key, as long as the key is in use: by
@@ -152,9 +137,7 @@ impl JobClient {
             idempotency_key: key.to_owned(),
             ..v1::CancelJobRequest::default()
         };
-        let answer = self.service.clone().cancel_job(request).await;
-        let answer = self.answer(answer).await?;
-        answer_of(answer.outcome(), answer.job)
+        self.cancel_job(request).await
     }
 
     /// Like [`JobClient::reschedule`], for the job that [`JobClient::cancel_by_key`] would cancel.
@@ -168,9 +151,7 @@ impl JobClient {
             when: Some(when.to_request()?),
             ..v1::RescheduleJobRequest::default()
         };
-        let answer = self.service.clone().reschedule_job(request).await;
-        let answer = self.answer(answer).await?;
-        answer_of(answer.outcome(), answer.job)
+        self.reschedule_job(request).await
     }
 
     /// Reschedules a job if it is not dispatched yet.
@@ -183,6 +164,16 @@ impl JobClient {
             when: Some(when.to_request()?),
             ..v1::RescheduleJobRequest::default()
         };
+        self.reschedule_job(request).await
+    }
+
+    async fn cancel_job(&self, request: v1::CancelJobRequest) -> Result<Answer, ClientError> {
+        let answer = self.service.clone().cancel_job(request).await;
+        let answer = self.answer(answer).await?;
+        answer_of(answer.outcome(), answer.job)
+    }
+
+    async fn reschedule_job(&self, request: v1::RescheduleJobRequest) -> Result<Answer, ClientError> {
         let answer = self.service.clone().reschedule_job(request).await;
         let answer = self.answer(answer).await?;
         answer_of(answer.outcome(), answer.job)

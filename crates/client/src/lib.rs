@@ -66,6 +66,7 @@ mod redrives;
 mod request;
 mod schedules;
 mod scheme;
+mod stream;
 mod waiting;
 
 pub use access::AccessClient;

@@ -1,16 +1,11 @@
 //! A client for the overview of all pipelines. The inspector serves it over gRPC.
 
-use std::time::Duration;
-
 use redeliver_proto::v1::overview_service_client::OverviewServiceClient;
 use redeliver_proto::v1::{GetOverviewRequest, Overview, OverviewSelection, WatchOverviewRequest};
-use tonic::Streaming;
 
 use crate::endpoint::client;
 use crate::error::ClientError;
-
-/// A watch fails if it receives nothing for this long. The inspector sends an overview at least every 15 seconds, unless its survey hangs.
-const STREAM_TIMEOUT: Duration = Duration::from_secs(45);
+use crate::stream::{HEARTBEAT_TIMEOUT, Messages};
 
 client! {
     /// What happens in all pipelines, and what is wrong. Clones share one connection.
@@ -39,31 +34,21 @@ impl OverviewClient {
             selection: Some(selection),
         };
         let answer = self.service.clone().watch_overview(request).await;
-        Ok(OverviewWatch {
-            stream: self.answer(answer).await?,
-            url: self.url.clone(),
-        })
+        let overviews = Messages::of(&self.url, answer, HEARTBEAT_TIMEOUT).await?;
+        Ok(OverviewWatch(overviews))
     }
 }
 
 /// A stream of overviews. After a [transient error](ClientError::is_transient), a new watch continues.
 #[derive(Debug)]
-pub struct OverviewWatch {
-    stream: Streaming<Overview>,
-    url: String,
-}
+pub struct OverviewWatch(Messages<Overview>);
 
 impl OverviewWatch {
     /// The next overview, which replaces the one before.
     ///
     /// # Errors
-    /// If the connection is lost, the inspector ends the stream, or nothing arrives for 45 seconds.
+    /// If the connection is lost, the inspector ends the stream, or nothing arrives for 45 seconds, for example while its survey hangs.
     pub async fn next(&mut self) -> Result<Overview, ClientError> {
-        let received = tokio::time::timeout(STREAM_TIMEOUT, self.stream.message()).await;
-        let Ok(message) = received else {
-            return Err(ClientError::StreamTimeout(STREAM_TIMEOUT));
-        };
-        let message = message.map_err(|status| ClientError::from_status(&self.url, &status))?;
-        message.ok_or(ClientError::Ended)
+        self.0.next().await?.ok_or(ClientError::Ended)
     }
 }

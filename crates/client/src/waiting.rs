@@ -11,10 +11,11 @@ use redeliver_proto::v1::{
     WaitingActions, WaitingRecordContents, WaitingRecords, WaitingStats, find_records_response,
     get_waiting_stats_response, list_waiting_response, trace_record_response,
 };
-use tonic::{Code, Streaming};
+use tonic::{Code, Response, Status, Streaming};
 
 use crate::endpoint::client;
 use crate::error::ClientError;
+use crate::stream::Messages;
 
 /// A scan fails if it receives nothing for this long. At its start, the inspector asks Kafka for positions of groups, which can take 30
 /// seconds; later, it reports its progress several times per second.
@@ -66,10 +67,8 @@ impl WaitingClient {
         progress: impl FnMut(ScanProgress),
     ) -> Result<WaitingRecords, ClientError> {
         use list_waiting_response::Event;
-        let stream = self
-            .answer(self.service.clone().list_waiting(request).await)
-            .await?;
-        let answer = self.follow(stream, progress, |message| match message.event {
+        let answer = self.service.clone().list_waiting(request).await;
+        let answer = self.follow(answer, progress, |message| match message.event {
             Some(Event::Progress(progress)) => Message::Progress(progress),
             Some(Event::Records(records)) => Message::Answer(records),
             None => Message::Other,
@@ -87,9 +86,8 @@ impl WaitingClient {
         progress: impl FnMut(ScanProgress),
     ) -> Result<WaitingStats, ClientError> {
         use get_waiting_stats_response::Event;
-        let stream = self.service.clone().get_waiting_stats(request).await;
-        let stream = self.answer(stream).await?;
-        let answer = self.follow(stream, progress, |message| match message.event {
+        let answer = self.service.clone().get_waiting_stats(request).await;
+        let answer = self.follow(answer, progress, |message| match message.event {
             Some(Event::Progress(progress)) => Message::Progress(progress),
             Some(Event::Stats(stats)) => Message::Answer(stats),
             None => Message::Other,
@@ -107,10 +105,8 @@ impl WaitingClient {
         progress: impl FnMut(ScanProgress),
     ) -> Result<Vec<PipelineTrace>, ClientError> {
         use trace_record_response::Event;
-        let stream = self
-            .answer(self.service.clone().trace_record(request).await)
-            .await?;
-        let answer = self.follow(stream, progress, |message| match message.event {
+        let answer = self.service.clone().trace_record(request).await;
+        let answer = self.follow(answer, progress, |message| match message.event {
             Some(Event::Progress(progress)) => Message::Progress(progress),
             Some(Event::Trace(trace)) => Message::Answer(trace.pipelines),
             None => Message::Other,
@@ -128,10 +124,8 @@ impl WaitingClient {
         progress: impl FnMut(ScanProgress),
     ) -> Result<FoundRecords, ClientError> {
         use find_records_response::Event;
-        let stream = self
-            .answer(self.service.clone().find_records(request).await)
-            .await?;
-        let answer = self.follow(stream, progress, |message| match message.event {
+        let answer = self.service.clone().find_records(request).await;
+        let answer = self.follow(answer, progress, |message| match message.event {
             Some(Event::Progress(progress)) => Message::Progress(progress),
             Some(Event::Found(found)) => Message::Answer(found),
             None => Message::Other,
@@ -237,17 +231,13 @@ impl WaitingClient {
     /// Waits for the answer of a scan.
     async fn follow<M, T>(
         &self,
-        mut stream: Streaming<M>,
+        answer: Result<Response<Streaming<M>>, Status>,
         mut progress: impl FnMut(ScanProgress),
         read: impl Fn(M) -> Message<T>,
     ) -> Result<T, ClientError> {
+        let mut messages = Messages::of(&self.url, answer, STREAM_TIMEOUT).await?;
         loop {
-            let received = tokio::time::timeout(STREAM_TIMEOUT, stream.message()).await;
-            let Ok(message) = received else {
-                return Err(ClientError::StreamTimeout(STREAM_TIMEOUT));
-            };
-            let message = message.map_err(|status| ClientError::from_status(&self.url, &status))?;
-            match read(message.ok_or(ClientError::Ended)?) {
+            match read(messages.next().await?.ok_or(ClientError::Ended)?) {
                 Message::Progress(read) => progress(read),
                 Message::Answer(answer) => return Ok(answer),
                 Message::Other => {}

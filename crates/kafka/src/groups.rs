@@ -27,6 +27,13 @@ pub struct CommittedOffset {
 }
 
 impl CommittedOffset {
+    /// An offset that was committed with this metadata, which is empty for most programs.
+    #[must_use]
+    pub fn new(offset: i64, metadata: impl Into<String>) -> Self {
+        let metadata = metadata.into();
+        Self { offset, metadata }
+    }
+
     /// Whether a lane has committed it. A commit of another program has other metadata or none.
     #[must_use]
     pub fn is_of_lane(&self) -> bool {
@@ -230,10 +237,7 @@ mod tests {
 
     #[test]
     fn commit_of_lane_is_recognised() {
-        let is_of_lane = |metadata: &str| {
-            let metadata = metadata.to_owned();
-            CommittedOffset { offset: 7, metadata }.is_of_lane()
-        };
+        let is_of_lane = |metadata: &str| CommittedOffset::new(7, metadata).is_of_lane();
         assert!(is_of_lane("r1:AQE"));
         assert!(!is_of_lane("") && !is_of_lane("2026-01-01") && !is_of_lane("r1:?"));
     }

@@ -118,6 +118,9 @@ pub trait LaneObserver: Send + Sync {
     fn deleted_unread(&self, _topic: &str, _partition: i32, _records: u64) {}
 }
 
+/// Ignores all of it.
+impl LaneObserver for () {}
+
 /// Why a lane cannot continue. Everything transient is retried instead.
 #[derive(Debug, thiserror::Error)]
 pub enum LaneError {

@@ -166,8 +166,7 @@ impl Start {
 
 /// Runs a service and returns its exit code.
 ///
-/// `S` has the sections that only this service reads. `overrides` are dotted keys and values from service-specific flags such as
-/// `--tier 30s`. They override `--set`.
+/// `S` has the sections that only this service reads.
 /// `check` validates what only the service can check, such as files. It also runs for `--check`, after the certificates of
 /// the admin port have been checked.
 ///
@@ -177,7 +176,6 @@ impl Start {
 pub fn main_with<S, F, E>(
     service: &str,
     args: &CommonArgs,
-    overrides: Vec<(String, String)>,
     check: impl FnOnce(&ProgramConfig<S>) -> Result<(), ConfigError>,
     run: impl FnOnce(Start, S) -> F,
 ) -> ExitCode
@@ -186,8 +184,6 @@ where
     F: Future<Output = Result<(), E>>,
     E: Into<anyhow::Error>,
 {
-    let mut args = args.clone();
-    args.set.extend(overrides);
     let configured = args.configure(|config: &ProgramConfig<S>| {
         ServerTls::of_admin(&config.admin.tls)?;
         check(config)

@@ -214,11 +214,8 @@ mod tests {
 
     fn offsets(list: &[(&str, i32, &str)]) -> GroupOffsets {
         let list = list.iter().map(|(topic, partition, metadata)| {
-            let committed = CommittedOffset {
-                offset: 7,
-                metadata: (*metadata).to_owned(),
-            };
-            (((*topic).to_owned(), *partition), committed)
+            let partition = ((*topic).to_owned(), *partition);
+            (partition, CommittedOffset::new(7, *metadata))
         });
         list.collect()
     }

@@ -1,7 +1,7 @@
 //! What services share: a process that runs lanes, checks its topics before it reads anything, and serves its metrics
 //! and readiness.
 //!
-//! A service passes two functions to [`main_with`]. One checks the configuration. The other creates a [`Host`], checks
+//! A service passes two functions to [`main_of`]. One checks the configuration. The other creates a [`Host`], checks
 //! the service's topics ([`Host::ensure_topics`]), adds its lanes and tasks, and awaits [`Host::run`].
 //!
 //! | module | contents |
@@ -63,7 +63,7 @@ use std::process::ExitCode;
 use std::time::Instant;
 
 use redeliver_runtime::ProgramConfig;
-use redeliver_runtime::cli::{self, CommonArgs, Start};
+use redeliver_runtime::cli::{self, CommonArgs, ServiceArgs, Start, UntilIdleArgs};
 use redeliver_runtime::config::{ConfigError, OwnSections};
 
 pub use host::{Host, LaneStarter, NewLane};
@@ -74,7 +74,6 @@ pub use host::{Host, LaneStarter, NewLane};
 pub fn main_with<S, F, E>(
     service: &str,
     args: &CommonArgs,
-    overrides: Vec<(String, String)>,
     check: impl FnOnce(&ProgramConfig<S>) -> Result<(), ConfigError>,
     run: impl FnOnce(Start, S) -> F,
 ) -> ExitCode
@@ -101,5 +100,28 @@ where
             result
         }
     };
-    cli::main_with(service, args, overrides, check, run)
+    cli::main_with(service, args, check, run)
+}
+
+/// As [`main_with`], for a binary without other commands and positional arguments. Services that cannot run as batch jobs have the default of
+/// `one_shot`.
+pub fn main_of<S, F, E>(
+    service: &str,
+    args: &ServiceArgs,
+    one_shot: UntilIdleArgs,
+    check: impl FnOnce(&ProgramConfig<S>) -> Result<(), ConfigError>,
+    run: impl FnOnce(Start, S) -> F,
+) -> ExitCode
+where
+    S: OwnSections,
+    F: Future<Output = Result<(), E>>,
+    E: Into<anyhow::Error>,
+{
+    if let Some(code) = args.run_command() {
+        return code;
+    }
+    let UntilIdleArgs { until_idle } = one_shot;
+    main_with(service, &args.common, check, |start, own| {
+        run(Start { until_idle, ..start }, own)
+    })
 }

@@ -3,9 +3,11 @@
 //! It counts the faults of the process, since a run that killed nothing proves nothing. The output of every
 //! run is shown if the test fails.
 
+use std::collections::BTreeMap;
 use std::fmt;
 use std::net::SocketAddr;
 use std::process::{Command, ExitStatus};
+use std::str::FromStr;
 use std::time::{Duration, Instant};
 
 use crate::process::Process;
@@ -234,6 +236,26 @@ impl ServiceProcess {
         metric(&metrics, series)
     }
 
+    /// Waits until these metrics have these series that are not 0, and no other ones, all without the prefix `redeliver_`. They are counted after
+    /// the commit that a reader of the output sees.
+    #[track_caller]
+    pub fn until_series<V: FromStr + Default + PartialEq + fmt::Display>(
+        &mut self,
+        metrics: &[&str],
+        expected: &BTreeMap<String, V>,
+    ) {
+        eventually("the metrics have their values", DEADLINE, || {
+            let (status, page) = self.get("/metrics");
+            assert_eq!(status, 200, "{page}");
+            let found = series(&page, metrics);
+            if found == *expected {
+                return Ok(());
+            }
+            let (more, less) = (only(&found, expected), only(expected, &found));
+            Err(format!("found\n{more}expected\n{less}"))
+        });
+    }
+
     /// Whether the process is running; a frozen process is.
     pub fn is_running(&self) -> bool {
         self.runs.last().is_some_and(Process::is_running)
@@ -308,6 +330,27 @@ impl ServiceProcess {
             event.trim_end()
         );
     }
+}
+
+/// The series of these metrics that are not 0.
+fn series<V: FromStr + Default + PartialEq>(page: &str, metrics: &[&str]) -> BTreeMap<String, V> {
+    let series = page.lines().filter_map(|line| {
+        let (series, value) = line.strip_prefix("redeliver_")?.rsplit_once(' ')?;
+        let name = series.split('{').next()?;
+        let value: V = value.parse().ok()?;
+        (metrics.contains(&name) && value != V::default()).then(|| (series.to_owned(), value))
+    });
+    series.collect()
+}
+
+/// The series that the others do not have with the same value, one per line.
+fn only<V: PartialEq + fmt::Display>(these: &BTreeMap<String, V>, others: &BTreeMap<String, V>) -> String {
+    let differ = these
+        .iter()
+        .filter(|(series, value)| others.get(*series) != Some(*value));
+    differ
+        .map(|(series, value)| format!("{series} {value}\n"))
+        .collect()
 }
 
 fn metric(metrics: &str, series: &str) -> u64 {

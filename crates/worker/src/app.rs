@@ -9,7 +9,7 @@ use redeliver_runtime::cli::{ServiceArgs, Start, UntilIdleArgs};
 use redeliver_runtime::config::ConfigError;
 use redeliver_runtime::metrics;
 use redeliver_runtime::{Config, ProgramConfig};
-use redeliver_service::{Host, main_with, topics};
+use redeliver_service::{Host, main_of, topics};
 use tower::util::BoxCloneService;
 use tower::{BoxError, ServiceExt as _, service_fn};
 
@@ -106,20 +106,10 @@ impl Worker {
             Ok(args) => args,
             Err(error) => error.exit(),
         };
-        if let Some(code) = args.service.run_command() {
-            return code;
-        }
         let check = |config: &ProgramConfig<Sections>| self.specs(config, &config.own).map(drop);
-        main_with(
-            self.name,
-            &args.service.common,
-            Vec::new(),
-            check,
-            |start, own| {
-                let until_idle = args.one_shot.until_idle;
-                self.run(Start { until_idle, ..start }, own)
-            },
-        )
+        main_of(self.name, &args.service, args.one_shot, check, |start, own| {
+            self.run(start, own)
+        })
     }
 
     /// Processes records until `start.shutdown` is cancelled.

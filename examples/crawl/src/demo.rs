@@ -29,7 +29,7 @@ const DEADLINE: Duration = Duration::from_secs(150);
 
 pub(crate) fn main() -> ExitCode {
     match prepare() {
-        Ok((_broker, common)) => main_with("crawl-demo", &common, Vec::new(), |_| Ok(()), run),
+        Ok((_broker, common)) => main_with("crawl-demo", &common, |_| Ok(()), run),
         Err(error) => report(&*error),
     }
 }

@@ -50,9 +50,7 @@ fn main() -> ExitCode {
     }
     let common = args.common.clone();
     let check = |config: &ProgramConfig<Sections>| Crawl::from_config(config, &config.own).map(drop);
-    main_with("crawl", &common, Vec::new(), check, |start, own| {
-        run(start, own, args)
-    })
+    main_with("crawl", &common, check, |start, own| run(start, own, args))
 }
 
 async fn run(start: Start, own: Sections, args: Args) -> anyhow::Result<()> {

@@ -25,7 +25,6 @@ fn main() -> ExitCode {
     main_with(
         "console",
         &args.service.common,
-        Vec::new(),
         redeliver_console::check,
         redeliver_console::run,
     )

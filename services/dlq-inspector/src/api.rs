@@ -101,13 +101,30 @@ pub(crate) struct Api {
     pub(crate) stop: CancellationToken,
     /// The tasks of watchers and scans. Each ends with its client or when `stop` is cancelled.
     pub(crate) watchers: TaskTracker,
-    watcher_permits: Arc<Semaphore>,
+    pub(crate) limits: Limits,
+}
+
+/// What all calls share. Cheap to clone.
+#[derive(Clone)]
+pub(crate) struct Limits {
+    watchers: Arc<Semaphore>,
     /// The memory for answers: what they are made of, until their clients have read them.
     memory: MemoryBudget,
     /// The calls that wait for it with their answers.
     waiting: Arc<Semaphore>,
     /// Counts calls for whose answers there was no memory.
     no_memory: Counter,
+}
+
+impl Limits {
+    pub(crate) fn new(no_memory: Counter) -> Self {
+        Self {
+            watchers: Arc::new(Semaphore::new(WATCHERS)),
+            memory: MemoryBudget::new(ANSWERS),
+            waiting: Arc::new(Semaphore::new(WAITING)),
+            no_memory,
+        }
+    }
 }
 
 /// The states of groups. Cheap to clone.
@@ -122,59 +139,6 @@ pub(crate) struct Groups {
 pub(crate) type ResponseStream<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
 
 impl Api {
-    #[expect(
-        clippy::too_many_arguments,
-        reason = "called once, where the service is assembled"
-    )]
-    pub(crate) fn new(
-        pool: Pool,
-        json_fields: Arc<[String]>,
-        masking: Arc<Masking>,
-        audit: Audit,
-        lookups: LookupPool,
-        schemas: Option<SchemaRegistry>,
-        scans: Scans,
-        outcomes: JobOutcomes,
-        decoding: DecodingPool,
-        shared: Arc<SharedState>,
-        groups: Groups,
-        redrives: Redrives,
-        requests: Option<ActionRequests>,
-        overviews: Overviews,
-        kafka: KafkaSettings,
-        clock: Arc<dyn Clock>,
-        metrics: Metrics,
-        no_memory: Counter,
-        stop: CancellationToken,
-        watchers: TaskTracker,
-    ) -> Self {
-        Self {
-            pool,
-            json_fields,
-            masking,
-            audit,
-            lookups,
-            schemas,
-            scans,
-            outcomes,
-            decoding,
-            shared,
-            groups,
-            redrives,
-            requests,
-            overviews,
-            kafka,
-            clock,
-            metrics,
-            stop,
-            watchers,
-            watcher_permits: Arc::new(Semaphore::new(WATCHERS)),
-            memory: MemoryBudget::new(ANSWERS),
-            waiting: Arc::new(Semaphore::new(WAITING)),
-            no_memory,
-        }
-    }
-
     /// The caller of this request.
     fn viewer<T>(&self, request: &Request<T>) -> Result<Viewer, Status> {
         let reason = auth::reason(request.metadata())
@@ -185,12 +149,13 @@ impl Api {
 
     /// Reserves memory for an answer, before anything of it is read.
     async fn reserve(&self, viewer: &Viewer, bytes: u64) -> Result<Reservation, Status> {
-        let waiting = tokio::time::timeout(MEMORY_TIMEOUT, self.memory.reserve(viewer.caller(), bytes));
+        let waiting =
+            tokio::time::timeout(MEMORY_TIMEOUT, self.limits.memory.reserve(viewer.caller(), bytes));
         waiting.await.ok().flatten().ok_or_else(|| self.no_memory())
     }
 
     fn no_memory(&self) -> Status {
-        self.no_memory.inc();
+        self.limits.no_memory.inc();
         let text =
             "answers that clients have not read yet use up the memory for answers; read them, or retry later";
         status(Code::ResourceExhausted, text, "TOO_MANY_ANSWERS", [])
@@ -204,10 +169,10 @@ impl Api {
 
     /// As [`Api::hold`], for what was read.
     async fn hold_bytes(&self, viewer: &Viewer, size: u64) -> Result<Reservation, Status> {
-        if let Some(memory) = self.memory.try_reserve(viewer.caller(), size) {
+        if let Some(memory) = self.limits.memory.try_reserve(viewer.caller(), size) {
             return Ok(memory);
         }
-        let _turn = self.waiting.try_acquire().map_err(|_| self.no_memory())?;
+        let _turn = self.limits.waiting.try_acquire().map_err(|_| self.no_memory())?;
         self.reserve(viewer, size).await
     }
 

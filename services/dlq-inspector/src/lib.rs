@@ -92,7 +92,7 @@ use redeliver_store::Writer;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-use crate::api::{ActionRequests, Api, Groups, Redrives};
+use crate::api::{ActionRequests, Api, Groups, Limits, Redrives};
 use crate::audit::Audit;
 pub use crate::config::{
     DlqInspectorConfig, MaskingRule, PipelineAuditConfig, RedriveConfig, Sections, WebhookConfig,
@@ -361,9 +361,9 @@ pub fn mount(host: &mut Host, config: DlqInspectorConfig, listener: Listener) ->
     }
     let redrives = redrive::start::count(jobs.clone(), metrics.clone(), stop.clone());
     host.tasks.spawn("dlq-redrives", redrives);
-    let service = Api::new(
+    let service = Api {
         pool,
-        config.json_fields.into(),
+        json_fields: config.json_fields.into(),
         masking,
         audit,
         lookups,
@@ -372,7 +372,7 @@ pub fn mount(host: &mut Host, config: DlqInspectorConfig, listener: Listener) ->
         outcomes,
         decoding,
         shared,
-        Groups {
+        groups: Groups {
             writer: Writer::new(
                 &host.kafka,
                 group_states::TRANSACTIONAL_ID,
@@ -382,7 +382,7 @@ pub fn mount(host: &mut Host, config: DlqInspectorConfig, listener: Listener) ->
             audit: audit_log.clone(),
             states,
         },
-        Redrives {
+        redrives: Redrives {
             writer: Writer::new(
                 &host.kafka,
                 &redrive::own_id(&redrives_topic),
@@ -396,7 +396,7 @@ pub fn mount(host: &mut Host, config: DlqInspectorConfig, listener: Listener) ->
             topic: redrives_topic.as_str().into(),
             accepts_edits: config.redrive.edit,
         },
-        actions.map(|actions| ActionRequests {
+        requests: actions.map(|actions| ActionRequests {
             writer: Writer::new(
                 &host.kafka,
                 &waiting_actions::transactional_id(&actions_topic),
@@ -408,13 +408,13 @@ pub fn mount(host: &mut Host, config: DlqInspectorConfig, listener: Listener) ->
             replica: actions,
         }),
         overviews,
-        host.kafka.clone(),
-        host.clock.clone(),
+        kafka: host.kafka.clone(),
+        clock: host.clock.clone(),
         metrics,
-        limits.of("answer_bytes"),
         stop,
-        TaskTracker::new(),
-    );
+        watchers: TaskTracker::new(),
+        limits: Limits::new(limits.of("answer_bytes")),
+    };
     // Less than the grace period of the process, after which a task that is still running is an error.
     let grace = host.config.shutdown.grace.duration() / 2;
 

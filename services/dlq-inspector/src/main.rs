@@ -3,9 +3,9 @@
 use std::process::ExitCode;
 
 use clap::Parser;
-use redeliver_runtime::cli::ServiceArgs;
+use redeliver_runtime::cli::{ServiceArgs, UntilIdleArgs};
 use redeliver_runtime::metrics;
-use redeliver_service::main_with;
+use redeliver_service::main_of;
 
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
@@ -21,13 +21,10 @@ struct Args {
 fn main() -> ExitCode {
     redeliver_kafka_ffi::allocator::purge_at_once();
     let args = Args::parse();
-    if let Some(code) = args.service.run_command() {
-        return code;
-    }
-    main_with(
+    main_of(
         "dlq-inspector",
-        &args.service.common,
-        Vec::new(),
+        &args.service,
+        UntilIdleArgs::default(),
         redeliver_dlq_inspector::check,
         redeliver_dlq_inspector::run,
     )

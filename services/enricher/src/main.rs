@@ -3,9 +3,9 @@
 use std::process::ExitCode;
 
 use clap::Parser;
-use redeliver_runtime::cli::{ServiceArgs, Start, UntilIdleArgs};
+use redeliver_runtime::cli::{ServiceArgs, UntilIdleArgs};
 use redeliver_runtime::metrics;
-use redeliver_service::main_with;
+use redeliver_service::main_of;
 
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
@@ -22,17 +22,11 @@ struct Args {
 
 fn main() -> ExitCode {
     let args = Args::parse();
-    if let Some(code) = args.service.run_command() {
-        return code;
-    }
-    main_with(
+    main_of(
         "enricher",
-        &args.service.common,
-        Vec::new(),
+        &args.service,
+        args.one_shot,
         redeliver_enricher::check,
-        |start, own| {
-            let until_idle = args.one_shot.until_idle;
-            redeliver_enricher::run(Start { until_idle, ..start }, own)
-        },
+        redeliver_enricher::run,
     )
 }

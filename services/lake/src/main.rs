@@ -3,9 +3,9 @@
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
-use redeliver_runtime::cli::{CommonArgs, ServiceArgs, ServiceCommand};
+use redeliver_runtime::cli::{CommonArgs, ServiceArgs, ServiceCommand, UntilIdleArgs};
 use redeliver_runtime::metrics;
-use redeliver_service::main_with;
+use redeliver_service::main_of;
 
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
@@ -84,13 +84,10 @@ fn main() -> ExitCode {
         common,
         command: service,
     };
-    if let Some(code) = args.run_command() {
-        return code;
-    }
-    main_with(
+    main_of(
         "lake",
-        &args.common,
-        Vec::new(),
+        &args,
+        UntilIdleArgs::default(),
         redeliver_lake::check,
         |start, own| redeliver_lake::run(start, own, embedded),
     )

@@ -3,9 +3,9 @@
 use std::process::ExitCode;
 
 use clap::Parser;
-use redeliver_runtime::cli::{ServiceArgs, Start, UntilIdleArgs};
+use redeliver_runtime::cli::{ServiceArgs, UntilIdleArgs};
 use redeliver_runtime::metrics;
-use redeliver_service::main_with;
+use redeliver_service::main_of;
 
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
@@ -25,19 +25,16 @@ struct Args {
 
 fn main() -> ExitCode {
     redeliver_kafka_ffi::allocator::purge_at_once();
-    let args = Args::parse();
-    if let Some(code) = args.service.run_command() {
-        return code;
+    let mut args = Args::parse();
+    if !args.tier.is_empty() {
+        let tiers = ("retry_tier.tiers".to_owned(), args.tier.join(","));
+        args.service.common.set.push(tiers);
     }
-    let tiers = (!args.tier.is_empty()).then(|| ("retry_tier.tiers".to_owned(), args.tier.join(",")));
-    main_with(
+    main_of(
         "retry-tier",
-        &args.service.common,
-        tiers.into_iter().collect(),
+        &args.service,
+        args.one_shot,
         redeliver_retry_tier::check,
-        |start, own| {
-            let until_idle = args.one_shot.until_idle;
-            redeliver_retry_tier::run(Start { until_idle, ..start }, own)
-        },
+        redeliver_retry_tier::run,
     )
 }

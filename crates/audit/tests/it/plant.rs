@@ -16,8 +16,8 @@ use redeliver_kafka::groups::{self, CommittedOffset, GroupOffsets};
 use redeliver_kafka::producer::Producer;
 use redeliver_kafka::topology::{self, TopicSettings, TopologySpec};
 use redeliver_kafka::{
-    AssignmentId, IfFenced, IfRecreated, KafkaSettings, Lane, LaneContext, LaneObserver, LaneSpec, Processor,
-    TopicWatch, TransactionBatch,
+    AssignmentId, IfFenced, IfRecreated, KafkaSettings, Lane, LaneContext, LaneSpec, Processor, TopicWatch,
+    TransactionBatch,
 };
 use redeliver_testkit::kafka_request::delete_topic;
 use redeliver_testkit::unique;
@@ -141,10 +141,7 @@ impl Plant {
     /// Sets the committed offsets of the source to the beginning.
     pub(crate) fn reset_offsets(&self) {
         let group = self.pipeline.worker_group(&self.settings.id_prefix);
-        let committed = CommittedOffset {
-            offset: 0,
-            metadata: String::new(),
-        };
+        let committed = CommittedOffset::new(0, "");
         let source = self.pipeline.source.to_string();
         let offsets = (0..3).map(|partition| ((source.clone(), partition), committed.clone()));
         groups::commit(&self.settings, &group, &offsets.collect::<GroupOffsets>()).unwrap();
@@ -196,7 +193,7 @@ impl Plant {
             held: Vec::new(),
         };
         let watch = TopicWatch::start(&self.settings).unwrap();
-        let context = LaneContext::new(self.settings.clone(), Arc::new(NoObserver), watch, stop.clone());
+        let context = LaneContext::new(self.settings.clone(), Arc::new(()), watch, stop.clone());
         let lane = Lane::new(context, spec, machine);
         self.running
             .push((stop, thread::spawn(move || lane.run().unwrap())));
@@ -221,10 +218,6 @@ pub(crate) fn change_headers(output: &mut Output, change: impl FnOnce(&mut Heade
         .map(|(name, value)| (name.as_str(), value.as_deref()))
         .collect();
 }
-
-struct NoObserver;
-
-impl LaneObserver for NoObserver {}
 
 /// Holds all records in memory and decides in each round which of them to complete.
 struct StageProcessor {

@@ -12,9 +12,10 @@ use redeliver_kafka::recovery::RecoveryAction;
 use redeliver_kafka::{
     AssignmentId, IfRecreated, KafkaSettings, LaneObserver, LaneSpec, Processor, Refused, TransactionBatch,
 };
+use redeliver_testkit::kafka_request::delete_topic;
 use redeliver_testkit::{eventually, unique};
 
-use crate::support::{DEADLINE, RunningLane, create_topic, delete_topic, lane_spec, output, settings};
+use crate::support::{DEADLINE, RunningLane, create_topic, lane_spec, output, settings};
 
 /// Copies records to a topic, those with an odd value later than those with an even one, so that records complete out of
 /// order.
@@ -279,7 +280,7 @@ impl CopyEnv {
 
     /// Deletes the source topic and creates it again.
     pub(crate) async fn recreate_source(&self, partitions: i32) {
-        delete_topic(&self.settings, &self.from);
+        delete_topic(&self.settings.brokers, &self.from);
         create_topic(&self.settings, &self.from, partitions).await;
     }
 }

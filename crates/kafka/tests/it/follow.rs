@@ -17,7 +17,7 @@ use redeliver_kafka::transaction::Transactions;
 use redeliver_kafka::{KafkaSettings, Waker};
 use redeliver_testkit::{DEADLINE, eventually, kafka_request, unique};
 
-use crate::support::{self, create_topic, delete_topic, settings};
+use crate::support::{self, create_topic, settings};
 
 fn output(topic: &Arc<str>, partition: i32, value: &str) -> Output {
     support::output(
@@ -175,7 +175,7 @@ async fn recreated_topic_is_followed_again() {
     follower.add(&[start(&topic, 0, None)]).unwrap();
     let mut received = Received::default();
     received.until(&mut follower, "all", |received| received.values(0).len() == 3);
-    delete_topic(&settings, &topic);
+    kafka_request::delete_topic(&settings.brokers, &topic);
     follower.remove(&topic).unwrap();
     create_topic(&settings, &topic, 1).await;
     produce(&settings, &topic, 0, &["new"]).await;
@@ -369,7 +369,7 @@ async fn survey_tells_recreated_topic_apart() {
     create_topic(&settings, &topic, 1).await;
     let first = eventually("an id", DEADLINE, || id().ok_or("none"));
     assert_eq!(id(), Some(first));
-    delete_topic(&settings, &topic);
+    kafka_request::delete_topic(&settings.brokers, &topic);
     create_topic(&settings, &topic, 1).await;
     eventually("another id", DEADLINE, || match id() {
         Some(id) if id != first => Ok(()),

@@ -11,10 +11,7 @@ use crate::support::{DEADLINE, create_topic, settings};
 
 fn offsets(topic: &str, list: &[(i32, i64, &str)]) -> GroupOffsets {
     let list = list.iter().map(|(partition, offset, metadata)| {
-        let committed = CommittedOffset {
-            offset: *offset,
-            metadata: (*metadata).to_owned(),
-        };
+        let committed = CommittedOffset::new(*offset, *metadata);
         ((topic.to_owned(), *partition), committed)
     });
     list.collect()

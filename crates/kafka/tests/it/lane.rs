@@ -13,10 +13,11 @@ use redeliver_kafka::KafkaClient;
 use redeliver_kafka::KafkaSettings;
 use redeliver_kafka::groups;
 use redeliver_kafka::reader::TopicReader;
+use redeliver_testkit::kafka_request::delete_topic;
 use redeliver_testkit::{eventually, unique};
 
 use crate::copy::{CopyEnv, CopyLane, CopyOptions};
-use crate::support::{DEADLINE, create_topic, delete_topic, settings};
+use crate::support::{DEADLINE, create_topic, settings};
 
 #[tokio::test(flavor = "multi_thread")]
 async fn restart_processes_only_incomplete_records() {
@@ -216,7 +217,7 @@ async fn deleted_output_aborts_the_transaction() {
     let lane = env.start();
     env.fill(0..10).await;
     env.until_copied(10);
-    delete_topic(&env.settings, &env.to);
+    delete_topic(&env.settings.brokers, &env.to);
     env.fill(10..20).await;
     eventually("the transaction is aborted", DEADLINE, || {
         match lane.observed.failed_transactions.load(Ordering::SeqCst) {

@@ -11,7 +11,7 @@ use redeliver_testkit::{eventually, kafka_request};
 use tokio::task::JoinSet;
 
 use crate::copy::{CopyEnv, CopyOptions};
-use crate::support::{DEADLINE, create_topic, delete_topic, settings};
+use crate::support::{DEADLINE, create_topic, settings};
 
 #[tokio::test(flavor = "multi_thread")]
 async fn recreated_topic_is_read_whole() {
@@ -83,7 +83,7 @@ async fn returning_topic_is_read_whole() {
     env.fill(0..100).await;
     let lane = env.start();
     env.until_copied(100);
-    delete_topic(&env.settings, &env.from);
+    kafka_request::delete_topic(&env.settings.brokers, &env.from);
     until_missing(&env.settings, &env.from);
     create_topic(&env.settings, &env.from, 2).await;
     // Each new topic is longer than the previous one.
@@ -91,7 +91,7 @@ async fn returning_topic_is_read_whole() {
     env.until_copied(600);
     lane.stop();
     // A static member is assigned partitions of the deleted topic.
-    delete_topic(&env.settings, &env.from);
+    kafka_request::delete_topic(&env.settings.brokers, &env.from);
     let lane = env.start();
     until_missing(&env.settings, &env.from);
     create_topic(&env.settings, &env.from, 2).await;

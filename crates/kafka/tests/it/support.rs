@@ -8,12 +8,11 @@ use bytes::Bytes;
 use rdkafka::admin::{AdminClient, AdminOptions, NewTopic, TopicReplication};
 use rdkafka::client::DefaultClientContext;
 use redeliver_core::{Headers, Output};
-use redeliver_kafka::survey::Surveyor;
 use redeliver_kafka::{
     IfFenced, IfRecreated, KafkaClient, KafkaSettings, Lane, LaneContext, LaneError, LaneObserver, LaneSpec,
     Processor, TopicWatch,
 };
-use redeliver_testkit::{eventually, kafka_request, unique};
+use redeliver_testkit::{eventually, unique};
 use tokio_util::sync::CancellationToken;
 
 pub(crate) use redeliver_testkit::DEADLINE;
@@ -61,18 +60,6 @@ pub(crate) async fn create_new_topic(settings: &KafkaSettings, new: &NewTopic<'_
             Ok(())
         } else {
             Err("some partitions have no leader".to_owned())
-        }
-    });
-}
-
-/// Deletes a topic and waits until it is no longer listed.
-pub(crate) fn delete_topic(settings: &KafkaSettings, topic: &str) {
-    kafka_request::delete_topic(&settings.brokers, topic);
-    let surveyor = Surveyor::new(settings).unwrap();
-    eventually("the topic is deleted", DEADLINE, || {
-        match surveyor.topics(|name| name == topic) {
-            Ok(topics) if topics.is_empty() => Ok(()),
-            found => Err(format!("{found:?}")),
         }
     });
 }

@@ -29,17 +29,6 @@ pub mod access_service_client {
     pub struct AccessServiceClient<T> {
         inner: tonic::client::Grpc<T>,
     }
-    impl AccessServiceClient<tonic::transport::Channel> {
-        /// Attempt to create a new client by connecting to a given endpoint.
-        pub async fn connect<D>(dst: D) -> Result<Self, tonic::transport::Error>
-        where
-            D: TryInto<tonic::transport::Endpoint>,
-            D::Error: Into<StdError>,
-        {
-            let conn = tonic::transport::Endpoint::new(dst)?.connect().await?;
-            Ok(Self::new(conn))
-        }
-    }
     impl<T> AccessServiceClient<T>
     where
         T: tonic::client::GrpcService<tonic::body::Body>,
@@ -510,17 +499,6 @@ pub mod audit_service_client {
     #[derive(Debug, Clone)]
     pub struct AuditServiceClient<T> {
         inner: tonic::client::Grpc<T>,
-    }
-    impl AuditServiceClient<tonic::transport::Channel> {
-        /// Attempt to create a new client by connecting to a given endpoint.
-        pub async fn connect<D>(dst: D) -> Result<Self, tonic::transport::Error>
-        where
-            D: TryInto<tonic::transport::Endpoint>,
-            D::Error: Into<StdError>,
-        {
-            let conn = tonic::transport::Endpoint::new(dst)?.connect().await?;
-            Ok(Self::new(conn))
-        }
     }
     impl<T> AuditServiceClient<T>
     where
@@ -1114,17 +1092,6 @@ pub mod control_service_client {
     #[derive(Debug, Clone)]
     pub struct ControlServiceClient<T> {
         inner: tonic::client::Grpc<T>,
-    }
-    impl ControlServiceClient<tonic::transport::Channel> {
-        /// Attempt to create a new client by connecting to a given endpoint.
-        pub async fn connect<D>(dst: D) -> Result<Self, tonic::transport::Error>
-        where
-            D: TryInto<tonic::transport::Endpoint>,
-            D::Error: Into<StdError>,
-        {
-            let conn = tonic::transport::Endpoint::new(dst)?.connect().await?;
-            Ok(Self::new(conn))
-        }
     }
     impl<T> ControlServiceClient<T>
     where
@@ -3004,17 +2971,6 @@ pub mod dead_letter_service_client {
     pub struct DeadLetterServiceClient<T> {
         inner: tonic::client::Grpc<T>,
     }
-    impl DeadLetterServiceClient<tonic::transport::Channel> {
-        /// Attempt to create a new client by connecting to a given endpoint.
-        pub async fn connect<D>(dst: D) -> Result<Self, tonic::transport::Error>
-        where
-            D: TryInto<tonic::transport::Endpoint>,
-            D::Error: Into<StdError>,
-        {
-            let conn = tonic::transport::Endpoint::new(dst)?.connect().await?;
-            Ok(Self::new(conn))
-        }
-    }
     impl<T> DeadLetterServiceClient<T>
     where
         T: tonic::client::GrpcService<tonic::body::Body>,
@@ -4713,17 +4669,6 @@ pub mod schedule_service_client {
     pub struct ScheduleServiceClient<T> {
         inner: tonic::client::Grpc<T>,
     }
-    impl ScheduleServiceClient<tonic::transport::Channel> {
-        /// Attempt to create a new client by connecting to a given endpoint.
-        pub async fn connect<D>(dst: D) -> Result<Self, tonic::transport::Error>
-        where
-            D: TryInto<tonic::transport::Endpoint>,
-            D::Error: Into<StdError>,
-        {
-            let conn = tonic::transport::Endpoint::new(dst)?.connect().await?;
-            Ok(Self::new(conn))
-        }
-    }
     impl<T> ScheduleServiceClient<T>
     where
         T: tonic::client::GrpcService<tonic::body::Body>,
@@ -6330,17 +6275,6 @@ pub mod job_service_client {
     pub struct JobServiceClient<T> {
         inner: tonic::client::Grpc<T>,
     }
-    impl JobServiceClient<tonic::transport::Channel> {
-        /// Attempt to create a new client by connecting to a given endpoint.
-        pub async fn connect<D>(dst: D) -> Result<Self, tonic::transport::Error>
-        where
-            D: TryInto<tonic::transport::Endpoint>,
-            D::Error: Into<StdError>,
-        {
-            let conn = tonic::transport::Endpoint::new(dst)?.connect().await?;
-            Ok(Self::new(conn))
-        }
-    }
     impl<T> JobServiceClient<T>
     where
         T: tonic::client::GrpcService<tonic::body::Body>,
@@ -7944,17 +7878,6 @@ pub mod overview_service_client {
     pub struct OverviewServiceClient<T> {
         inner: tonic::client::Grpc<T>,
     }
-    impl OverviewServiceClient<tonic::transport::Channel> {
-        /// Attempt to create a new client by connecting to a given endpoint.
-        pub async fn connect<D>(dst: D) -> Result<Self, tonic::transport::Error>
-        where
-            D: TryInto<tonic::transport::Endpoint>,
-            D::Error: Into<StdError>,
-        {
-            let conn = tonic::transport::Endpoint::new(dst)?.connect().await?;
-            Ok(Self::new(conn))
-        }
-    }
     impl<T> OverviewServiceClient<T>
     where
         T: tonic::client::GrpcService<tonic::body::Body>,
@@ -9039,17 +8962,6 @@ pub mod redrive_service_client {
     #[derive(Debug, Clone)]
     pub struct RedriveServiceClient<T> {
         inner: tonic::client::Grpc<T>,
-    }
-    impl RedriveServiceClient<tonic::transport::Channel> {
-        /// Attempt to create a new client by connecting to a given endpoint.
-        pub async fn connect<D>(dst: D) -> Result<Self, tonic::transport::Error>
-        where
-            D: TryInto<tonic::transport::Endpoint>,
-            D::Error: Into<StdError>,
-        {
-            let conn = tonic::transport::Endpoint::new(dst)?.connect().await?;
-            Ok(Self::new(conn))
-        }
     }
     impl<T> RedriveServiceClient<T>
     where
@@ -11043,17 +10955,6 @@ pub mod waiting_service_client {
     #[derive(Debug, Clone)]
     pub struct WaitingServiceClient<T> {
         inner: tonic::client::Grpc<T>,
-    }
-    impl WaitingServiceClient<tonic::transport::Channel> {
-        /// Attempt to create a new client by connecting to a given endpoint.
-        pub async fn connect<D>(dst: D) -> Result<Self, tonic::transport::Error>
-        where
-            D: TryInto<tonic::transport::Endpoint>,
-            D::Error: Into<StdError>,
-        {
-            let conn = tonic::transport::Endpoint::new(dst)?.connect().await?;
-            Ok(Self::new(conn))
-        }
     }
     impl<T> WaitingServiceClient<T>
     where

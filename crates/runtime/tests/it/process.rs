@@ -34,9 +34,7 @@ fn child() {
     let arguments = arguments.split('\n').filter(|argument| !argument.is_empty());
     let args = Args::parse_from(std::iter::once("child").chain(arguments));
     let behaviour = args.behaviour.clone();
-    let code = main_with("child", &args.common, Vec::new(), check, |start, _| {
-        run(start, behaviour)
-    });
+    let code = main_with("child", &args.common, check, |start, _| run(start, behaviour));
     let known = [
         (ExitCode::SUCCESS, 0),
         (ExitCode::from(EXIT_FAILURE), 1),

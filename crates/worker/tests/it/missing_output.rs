@@ -9,7 +9,6 @@ use redeliver_core::{Outcome, Pipeline};
 use redeliver_kafka::KafkaSettings;
 use redeliver_kafka::producer::Producer;
 use redeliver_kafka::reader::partitions;
-use redeliver_kafka::survey::Surveyor;
 use redeliver_runtime::Config;
 use redeliver_service::topics;
 use redeliver_testkit::{brokers, eventually, kafka_request, unique};
@@ -97,17 +96,8 @@ impl Bench {
         }
     }
 
-    /// Deletes a topic and waits until it is gone.
     fn delete(&self, output: &str) {
-        let topic = self.topic(output);
-        kafka_request::delete_topic(&self.kafka.brokers, &topic);
-        let surveyor = Surveyor::new(&self.kafka).unwrap();
-        eventually("the topic is gone", DEADLINE, || {
-            match surveyor.topics(|name| *name == *topic) {
-                Ok(topics) if topics.is_empty() => Ok(()),
-                found => Err(format!("{found:?}")),
-            }
-        });
+        kafka_request::delete_topic(&self.kafka.brokers, &self.topic(output));
     }
 
     fn create_again(&self) {

@@ -103,7 +103,7 @@ impl Api {
         selection: v1::OverviewSelection,
     ) -> Result<ResponseStream<v1::Overview>, Status> {
         let selection = self.overview_selection(&viewer, selection)?;
-        let Ok(permit) = self.watcher_permits.clone().try_acquire_owned() else {
+        let Ok(permit) = self.limits.watchers.clone().try_acquire_owned() else {
             let text = format!("too many watchers; the limit is {WATCHERS}; retry later");
             return Err(status(Code::ResourceExhausted, text, "TOO_MANY_WATCHERS", []));
         };

@@ -97,7 +97,7 @@ impl Api {
         Self::check_states(tests_states, &self.completeness())?;
         let build = self.shared.build();
         let token = ResumeToken::decode(query, &request.resume_token)?;
-        let Ok(permit) = self.watcher_permits.clone().try_acquire_owned() else {
+        let Ok(permit) = self.limits.watchers.clone().try_acquire_owned() else {
             let text = format!("too many watchers; the limit is {WATCHERS}; retry later");
             return Err(status(Code::ResourceExhausted, text, "TOO_MANY_WATCHERS", []));
         };
@@ -327,7 +327,7 @@ impl Watcher {
         let buffer = self.buffer.clone();
         let all = while_accepting(self.accepted.clone(), buffer.acquire_many(BUFFER_KIB)).await?;
         drop(all.map_err(|_| WatchEnd::ClientGone)?);
-        let (memory, caller) = (self.api.memory.clone(), self.viewer.caller().clone());
+        let (memory, caller) = (self.api.limits.memory.clone(), self.viewer.caller().clone());
         // With more, it could take all that becomes free until others give up.
         let reserving = memory.reserve(&caller, bytes.min(ANSWERS / 4));
         tokio::pin!(reserving);

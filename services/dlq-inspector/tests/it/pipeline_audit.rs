@@ -46,10 +46,7 @@ impl Plant {
             .put(&self.topic("-done"), 0, done.collect())
             .await;
         self.next += records;
-        let committed = CommittedOffset {
-            offset: self.next,
-            metadata: String::new(),
-        };
+        let committed = CommittedOffset::new(self.next, "");
         let offsets = GroupOffsets::from([((self.pipeline.clone(), 0), committed)]);
         let group = Pipeline::new(&self.pipeline).worker_group("");
         groups::commit(&self.callers.env.kafka, &group, &offsets).unwrap();

@@ -69,16 +69,11 @@ impl Drop for Worker {
 
 /// Commits the ends of a topic for a group.
 fn complete(kafka: &KafkaSettings, group: &str, topic: &Arc<str>) -> Result<(), ReadError> {
-    let metadata = String::new();
     let mut offsets = GroupOffsets::new();
     for found in Surveyor::new(kafka)?.topics(|name| *name == **topic)? {
         for (partition, extent) in (0..).zip(found.partitions) {
             let offset = extent.map_or(0, |extent| extent.end);
-            let metadata = metadata.clone();
-            offsets.insert(
-                (topic.to_string(), partition),
-                CommittedOffset { offset, metadata },
-            );
+            offsets.insert((topic.to_string(), partition), CommittedOffset::new(offset, ""));
         }
     }
     groups::commit(kafka, group, &offsets)

@@ -17,7 +17,6 @@ use bytes::Bytes;
 use redeliver_core::{Clock as _, Headers, HumanDuration, Output, Position, SystemClock};
 use redeliver_kafka::KafkaSettings;
 use redeliver_kafka::producer::Producer;
-use redeliver_kafka::survey::Surveyor;
 use redeliver_kafka::topology::{self, Cleanup, Role, TopicSpec, TopologySpec};
 use redeliver_kafka::transaction::Transactions;
 use redeliver_proto::convert::from_timestamp;
@@ -103,23 +102,12 @@ impl InspectorEnv {
     /// Creates a dead-letter topic with a name that no other test uses.
     pub(crate) async fn create_topic(&self, name: &str, partitions: i32) -> Arc<str> {
         let topic: Arc<str> = format!("{}-{name}-dlq", self.base.name()).into();
-        self.apply(&topic, partitions).await;
+        self.recreate_topic(&topic, partitions).await;
         topic
     }
 
-    /// Creates a topic that was deleted, once the broker knows that it was. Before, it accepts records for it, which are lost.
+    /// Creates a topic with this name, also one that was deleted.
     pub(crate) async fn recreate_topic(&self, topic: &Arc<str>, partitions: i32) {
-        let surveyor = Surveyor::new(&self.kafka).unwrap();
-        eventually("the topic is deleted", DEADLINE, || {
-            match surveyor.topics(|name| name == &**topic) {
-                Ok(topics) if topics.is_empty() => Ok(()),
-                found => Err(format!("{found:?}")),
-            }
-        });
-        self.apply(topic, partitions).await;
-    }
-
-    async fn apply(&self, topic: &Arc<str>, partitions: i32) {
         let spec = TopologySpec {
             topics: vec![TopicSpec {
                 name: topic.clone(),

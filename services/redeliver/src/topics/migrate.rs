@@ -306,10 +306,7 @@ mod tests {
 
     fn offsets(list: &[(i32, i64, &str)]) -> GroupOffsets {
         let list = list.iter().map(|(partition, offset, metadata)| {
-            let committed = CommittedOffset {
-                offset: *offset,
-                metadata: (*metadata).to_owned(),
-            };
+            let committed = CommittedOffset::new(*offset, *metadata);
             (("docs".to_owned(), *partition), committed)
         });
         list.collect()

@@ -5,9 +5,9 @@ use std::time::Duration;
 
 use redeliver_core::headers::{ERROR_CODE, ERROR_MESSAGE, ERROR_RESPONSE};
 use redeliver_testkit::scratch::Scratch;
-use redeliver_testkit::{Plan, Reply, eventually, free_port};
+use redeliver_testkit::{Plan, Reply, eventually};
 
-use crate::services::{id, path};
+use crate::services::path;
 use crate::support::{DEADLINE, Draft, PipeBuilder, SERVICES, records, text};
 
 const PLAN: Plan = Plan {
@@ -125,59 +125,6 @@ fn response_chooses_output_and_is_merged() {
             assert!(values.contains(&merged), "{merged} {values:?}");
         }
     }
-}
-
-#[test]
-fn dead_letter_contains_the_response() {
-    let address = format!("127.0.0.1:{}", free_port());
-    let setup = PipeBuilder::new("e2e-response").behave(|request| {
-        let word = String::from_utf8_lossy(&request.body);
-        let body = format!(r#"{{"error":"{word}"}}"#);
-        Reply::Status(422, Vec::new(), body.into())
-    });
-    let pipe = setup
-        .with_inspector()
-        .set("dlq_inspector.listen", &address)
-        .create();
-    let _inspector = pipe.start("dlq-inspector", "a", &[]);
-    let draft = |word: &'static str| Draft::new(word, word.to_owned());
-    let mut enricher = pipe.enricher("a");
-    let mut sent = pipe.produce(vec![draft("tenant-suspended"), draft("too-large")]);
-    pipe.watch().until_ended(2, DEADLINE);
-    enricher.shut_down();
-    let off = format!("pipelines.{}.http.error_response=false", pipe.name());
-    let _enricher = pipe.start("enricher", "a", &["--set", &off]);
-    sent.extend(pipe.produce(vec![draft("off")]));
-    let ends = pipe.settle(&sent, DEADLINE);
-    let said: Vec<_> = sent
-        .iter()
-        .map(|sent| text(ends.of(sent), ERROR_RESPONSE).unwrap())
-        .collect();
-    let [suspended, large] = ["tenant-suspended", "too-large"].map(|word| format!(r#"{{"error":"{word}"}}"#));
-    assert_eq!(said, [Some(suspended.clone()), Some(large), None]);
-
-    let json = |arguments: &[&str]| {
-        let printed = pipe.redeliver(&[arguments, &["-o", "json"]].concat());
-        serde_json::from_str::<serde_json::Value>(&printed.stdout).map_err(|_| format!("{printed:?}"))
-    };
-    let expected = ["", ": tenant-suspended", ": too-large"]
-        .map(|end| format!("POST <url> answered <number> Unprocessable Entity{end}"));
-    eventually("the groups are listed", DEADLINE, || {
-        let listed = json(&["dlq", "groups"])?;
-        let groups = listed["groups"].as_array().cloned().unwrap_or_default();
-        let mut templates: Vec<_> = groups
-            .iter()
-            .filter_map(|group| group["template"].as_str())
-            .collect();
-        templates.sort_unstable();
-        if templates == expected {
-            Ok(())
-        } else {
-            Err(format!("{listed}"))
-        }
-    });
-    let shown = json(&["dlq", "show", &id(ends.of(&sent[0]))]).unwrap();
-    assert_eq!(shown["error_response"], suspended.as_str());
 }
 
 #[test]

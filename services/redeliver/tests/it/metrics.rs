@@ -4,13 +4,10 @@ use std::collections::BTreeMap;
 
 use redeliver_core::HumanDuration;
 use redeliver_core::pipeline::retry_tier_group;
-use redeliver_testkit::{Reply, Request, ServiceProcess, eventually};
+use redeliver_testkit::{Reply, Request};
 
 use crate::retries::{begins_with, drafts};
 use crate::support::{DEADLINE, Draft, PipeBuilder};
-
-/// Series and their values.
-type Series = BTreeMap<String, f64>;
 
 /// The metrics of workers and endpoints that are compared.
 const OF_ENRICHER: [&str; 14] = [
@@ -37,48 +34,6 @@ const OF_TIER: [&str; 5] = [
     "tier_lateness_seconds_count",
     "tier_held",
 ];
-
-/// The series of a process that are not 0, without the prefix `redeliver_`.
-#[track_caller]
-fn series(process: &mut ServiceProcess, metrics: &[&str]) -> Series {
-    let (status, page) = process.get("/metrics");
-    assert_eq!(status, 200, "{page}");
-    let lines = page.lines().filter(|line| !line.starts_with('#'));
-    let series = lines.filter_map(|line| {
-        let (series, value) = line.rsplit_once(' ')?;
-        let series = series.strip_prefix("redeliver_")?;
-        let name = series.split('{').next()?;
-        let value: f64 = value.parse().ok()?;
-        (metrics.contains(&name) && value != 0.0).then(|| (series.to_owned(), value))
-    });
-    series.collect()
-}
-
-/// Waits until these series, and no other ones of these metrics, have these values. They are counted after the commit that a
-/// reader of the output sees.
-#[track_caller]
-fn until_equal(process: &mut ServiceProcess, metrics: &[&str], expected: &[(String, f64)]) {
-    let expected: Series = expected.iter().cloned().collect();
-    eventually("the metrics have their values", DEADLINE, || {
-        let found = series(process, metrics);
-        if found == expected {
-            return Ok(());
-        }
-        let only = |these: &Series, others: &Series| {
-            let differ = these
-                .iter()
-                .filter(|(series, value)| others.get(*series) != Some(value));
-            differ
-                .map(|(series, value)| format!("{series} {value}\n"))
-                .collect::<String>()
-        };
-        Err(format!(
-            "found\n{}expected\n{}",
-            only(&found, &expected),
-            only(&expected, &found)
-        ))
-    });
-}
 
 #[test]
 fn outcomes_are_counted() {
@@ -135,10 +90,9 @@ fn outcomes_are_counted() {
         (series, f64::from(count))
     };
     let total = |metric: &str, count: u32| (format!("{metric}{{pipeline={name:?}}}"), f64::from(count));
-    until_equal(
-        &mut enricher,
+    enricher.until_series(
         &OF_ENRICHER,
-        &[
+        &BTreeMap::from([
             total("worker_succeeded_total", 15),
             // Each broken one waits twice.
             of("worker_retried_total", "class", "transient", 3 + 1 + 2 * 2),
@@ -176,7 +130,7 @@ fn outcomes_are_counted() {
             of("http_calls_total", "status", "timeout", 1),
             total("http_call_seconds_count", 42),
             total("http_quick_retries_total", 2 * 3 + 4),
-        ],
+        ]),
     );
     assert_eq!(pipe.endpoint.calls(), 42);
 
@@ -188,16 +142,15 @@ fn outcomes_are_counted() {
     let [first, second] = pipe.pipeline.policy.tiers()[..] else {
         panic!("two tiers")
     };
-    until_equal(
-        &mut tier,
+    tier.until_series(
         &OF_TIER,
-        &[
+        &BTreeMap::from([
             of("tier_released_total", first, 3 + 1 + 2 + 2),
             of("tier_lateness_seconds_count", first, 8),
             of("tier_rejected_total", first, 1),
             of("tier_released_total", second, 2),
             of("tier_lateness_seconds_count", second, 2),
-        ],
+        ]),
     );
 
     // With huge pages, an idle service takes several times the memory.

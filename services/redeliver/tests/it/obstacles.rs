@@ -1,9 +1,9 @@
 //! What holds up records and jobs, in `redeliver status`, `jobs get` and `waiting ls`.
 
+use redeliver_testkit::kafka_request::delete_topic;
 use redeliver_testkit::{Reply, eventually, free_port};
 use serde_json::Value;
 
-use crate::recreated::delete;
 use crate::support::{DEADLINE, Pipe, PipeBuilder, words};
 
 /// The name of what is held up, the cause, and a part of the sentence.
@@ -113,12 +113,12 @@ fn each_command_names_obstacles() {
     change("pause app/demo");
     let paused_app = ("app/demo", "paused", ": INC-17");
     until_named(&pipe, &get(&schedule(&pipe, "demo", "1h")), &[paused_app]);
-    delete(&pipe, &gone);
+    delete_topic(&pipe.kafka.brokers, &gone);
     let missing = format!("topic {gone} does not exist");
     let missing_of_app = ("app/gone", "topic", &*missing);
     until_named(&pipe, &get(&schedule(&pipe, "gone", "1h")), &[missing_of_app]);
 
-    delete(&pipe, &output);
+    delete_topic(&pipe.kafka.brokers, &output);
     let missing = format!("topic {output} does not exist");
     let missing_of_pipeline = (&*pipeline, "topic", &*missing);
     let all = [

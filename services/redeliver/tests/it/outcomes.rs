@@ -6,11 +6,10 @@ use redeliver_core::headers::{JOB_ID, Origin, write_lineage};
 use redeliver_core::{Position, Record};
 use redeliver_kafka::groups::{self, CommittedOffset, GroupOffsets};
 use redeliver_testkit::eventually;
-use redeliver_testkit::kafka_request::delete_records;
+use redeliver_testkit::kafka_request::{delete_records, delete_topic};
 use serde_json::Value;
 
 use crate::control::Cli;
-use crate::recreated::delete;
 use crate::services::{APP, Services, id};
 use crate::support::{DEADLINE, Draft, text, words};
 
@@ -168,7 +167,7 @@ fn lost_results_are_unknown() {
     assert!(reason(&unknown).contains(&why), "{unknown}");
     assert_eq!(unknown["position"], position.as_str());
 
-    delete(pipe, &output);
+    delete_topic(&pipe.kafka.brokers, &output);
     assert_eq!(pipe.redeliver(&["topics", "apply"]).code, Some(0));
     let unknown = outcome(&services, &jobs[1], "unknown");
     assert!(reason(&unknown).contains("created again"), "{unknown}");
@@ -220,10 +219,7 @@ fn foreign_worker_leaves_only_its_records() {
         } = &record.position;
         let committed = offsets
             .entry((topic.to_string(), *partition))
-            .or_insert(CommittedOffset {
-                offset: 0,
-                metadata: String::new(),
-            });
+            .or_insert_with(|| CommittedOffset::new(0, ""));
         committed.offset = committed.offset.max(offset + 1);
     }
     groups::commit(&pipe.kafka, &group, &offsets).unwrap();

@@ -1,16 +1,15 @@
 //! An output topic that does not exist yet. A source that is deleted and created again: the tests of `redeliver_kafka`.
 
-use redeliver_kafka::survey::Surveyor;
 use redeliver_testkit::eventually;
 use redeliver_testkit::kafka_request::delete_topic;
 
-use crate::support::{DEADLINE, Draft, Pipe, PipeBuilder};
+use crate::support::{DEADLINE, Draft, PipeBuilder};
 
 #[test]
 fn enricher_waits_for_missing_output_topic() {
     let pipe = PipeBuilder::new("no-output").create();
     let output = pipe.pipeline.output.clone().unwrap();
-    delete(&pipe, &output);
+    delete_topic(&pipe.kafka.brokers, &output);
     let mut enricher = pipe.enricher("a");
     enricher.until_ready();
     assert!(
@@ -31,19 +30,6 @@ fn enricher_waits_for_missing_output_topic() {
         }
     });
     assert_eq!(pipe.endpoint.calls(), 20, "no call was repeated");
-}
-
-/// Deletes a topic, and waits until processes that start now do not find it.
-#[track_caller]
-pub(crate) fn delete(pipe: &Pipe, topic: &str) {
-    delete_topic(&pipe.kafka.brokers, topic);
-    let surveyor = Surveyor::new(&pipe.kafka).unwrap();
-    eventually("the topic is deleted", DEADLINE, || {
-        match surveyor.topics(|name| *name == *topic) {
-            Ok(topics) if topics.is_empty() => Ok(()),
-            found => Err(format!("{found:?}")),
-        }
-    });
 }
 
 fn numbered(numbers: std::ops::Range<usize>) -> Vec<Draft> {

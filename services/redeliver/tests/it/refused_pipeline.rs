@@ -1,8 +1,8 @@
 //! Topics of one pipeline that would lose records refuse this pipeline, and no other one.
 
 use redeliver_testkit::Reply;
+use redeliver_testkit::kafka_request::delete_topic;
 
-use crate::recreated::delete;
 use crate::support::{DEADLINE, PipeBuilder, records};
 
 #[test]
@@ -22,7 +22,7 @@ fn wrong_topics_refuse_only_their_pipeline() {
             _ => Reply::ok(request.body.clone()),
         })
         .create();
-    delete(&pipe, &format!("{other}-retry-1s"));
+    delete_topic(&pipe.kafka.brokers, &format!("{other}-retry-1s"));
     let mut services = ["enricher", "retry-tier"].map(|service| pipe.spawn(service, "a", &[]));
     let problem = format!("topic `{other}-retry-1s` does not exist");
     for service in &mut services {

@@ -6,11 +6,11 @@ use redeliver_core::headers::{ORIGINAL_OFFSET, ORIGINAL_PARTITION};
 use redeliver_core::{Position, Record};
 use redeliver_proto::Message as _;
 use redeliver_proto::v1::AuditEntry;
+use redeliver_testkit::kafka_request::delete_topic;
 use redeliver_testkit::{Reply, ServiceProcess, eventually};
 use serde_json::Value;
 
 use crate::id_prefix::{migrate, with_prefix};
-use crate::recreated::delete;
 use crate::retries::{drafts, header};
 use crate::support::{DEADLINE, Pipe, PipeBuilder};
 
@@ -313,7 +313,7 @@ fn requests_of_recreated_topic_are_void() {
     let id = world.id(20);
     let request = world.request("old");
     world.run(3, &["retry", &id, "--request-id", &request, "--wait", "0s"]);
-    delete(&world.pipe, &world.pipe.first_tier());
+    delete_topic(&world.pipe.kafka.brokers, &world.pipe.first_tier());
     assert_eq!(world.pipe.redeliver(&["topics", "apply"]).code, Some(0));
     let _tier = world.pipe.retry_tier("a");
     assert_eq!(world.states(&request), ["void"]);

@@ -16,9 +16,9 @@ use redeliver_testkit::ServiceProcess;
 use redeliver_testkit::kafka_request::delete_topic;
 use serde_json::json;
 use tonic::service::interceptor::InterceptedService;
-use tonic::transport::{Channel, Endpoint};
+use tonic::transport::Channel;
 
-use crate::env::{DEADLINE, SchedulerEnv};
+use crate::env::SchedulerEnv;
 
 type Intercepted = InterceptedService<Channel, SendToken>;
 type Control = ControlServiceClient<Intercepted>;
@@ -41,20 +41,8 @@ fn env(name: &str) -> (SchedulerEnv, String) {
 }
 
 fn connect(env: &SchedulerEnv, scheduler: &mut ServiceProcess, token: &str) -> Control {
-    let channel = channel(env, scheduler);
+    let channel = env.channel(scheduler);
     ControlServiceClient::with_interceptor(channel, SendToken::new(Some(token)).unwrap())
-}
-
-fn channel(env: &SchedulerEnv, scheduler: &mut ServiceProcess) -> Channel {
-    let output = scheduler.wait_for_output("serving the job API", DEADLINE);
-    let line = output.lines().rfind(|line| line.contains("serving the job API"));
-    let address = line
-        .and_then(|line| line.split_once("address="))
-        .unwrap()
-        .1
-        .trim();
-    let endpoint = Endpoint::from_shared(format!("http://{address}")).unwrap();
-    env.block_on(endpoint.connect()).unwrap()
 }
 
 /// Clients whose caller has a reason for each change.
@@ -63,7 +51,7 @@ fn clients(
     scheduler: &mut ServiceProcess,
     token: &str,
 ) -> (ScheduleServiceClient<Intercepted>, JobServiceClient<Intercepted>) {
-    let channel = channel(env, scheduler);
+    let channel = env.channel(scheduler);
     let send = SendToken::new(Some(token)).unwrap().with_reason("incident 42");
     (
         ScheduleServiceClient::with_interceptor(channel.clone(), send.clone()),
@@ -183,7 +171,8 @@ fn change_control(env: &SchedulerEnv, mut control: Control) {
             expected_revision: Some(9),
             ..request("late")
         };
-        control.resume_control(revised).await.unwrap_err();
+        let refused = control.resume_control(revised).await.unwrap_err();
+        assert_eq!(refused.code(), tonic::Code::Aborted, "{refused:?}");
         control.resume_control(request("works again")).await.unwrap();
         control.set_control_rate(rate).await.unwrap();
         control.reset_control(request("done")).await.unwrap();

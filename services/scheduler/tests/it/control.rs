@@ -11,8 +11,8 @@ use redeliver_proto::v1::control_service_client::ControlServiceClient;
 use redeliver_proto::{Message as _, v1};
 use redeliver_runtime::Config;
 use redeliver_service::topics::topic_settings;
+use redeliver_testkit::ServiceProcess;
 use redeliver_testkit::kafka_request::{configure_topic, delete_records, delete_topic};
-use redeliver_testkit::{ServiceProcess, eventually};
 use tonic::transport::Channel;
 
 use crate::env::{DEADLINE, SchedulerEnv};
@@ -27,15 +27,7 @@ fn control_topic(env: &SchedulerEnv) -> Arc<str> {
 }
 
 fn connect(env: &SchedulerEnv, scheduler: &mut ServiceProcess) -> ControlServiceClient<Channel> {
-    let output = scheduler.wait_for_output("serving the job API", DEADLINE);
-    let line = output.lines().rfind(|line| line.contains("serving the job API"));
-    let address = line
-        .and_then(|line| line.split_once("address="))
-        .unwrap()
-        .1
-        .trim();
-    let url = format!("http://{address}");
-    env.block_on(ControlServiceClient::connect(url)).unwrap()
+    ControlServiceClient::new(env.channel(scheduler))
 }
 
 fn request(app: &str) -> v1::ChangeControlRequest {
@@ -105,117 +97,6 @@ fn pause_survives_restarts() {
     sent.extend(more);
     // Each exactly once.
     watch.settle(&mut sent);
-}
-
-#[test]
-fn concurrent_changes_are_not_lost() {
-    let env = SchedulerEnv::new(SchedulerEnv::builder("race"));
-    let mut schedulers = [env.start("a"), env.start("b")];
-    let [first, second] = &mut schedulers;
-    let (mut first, mut second) = (connect(&env, first), connect(&env, second));
-    // Different fields of one value, and different values.
-    let pause = first.pause_control(request(PAUSED));
-    let rate = second.set_control_rate(v1::SetControlRateRequest {
-        name: format!("app/{PAUSED}"),
-        rate: Some(v1::RateLimit {
-            limit: Some(v1::rate_limit::Limit::PerSecond(7.0)),
-        }),
-        reason: "test".to_owned(),
-        expected_revision: None,
-    });
-    let both = async { futures::join!(pause, rate) };
-    let (paused, limited) = env.block_on(both);
-    let mut revisions = [
-        paused.unwrap().into_inner().revision,
-        limited.unwrap().into_inner().revision,
-    ];
-    revisions.sort_unstable();
-    assert_eq!(revisions, [1, 2]);
-    let name = format!("app/{PAUSED}");
-    let expect_both = |client: &mut ControlServiceClient<Channel>| {
-        eventually("both changes apply", DEADLINE, || {
-            let control = env.block_on(client.get_control(v1::GetControlRequest { name: name.clone() }));
-            let control = control.unwrap().into_inner();
-            let Some(v1::control::Effective::EffectiveApplication(app)) = control.effective else {
-                return Err("no state".to_owned());
-            };
-            let limit = app.rate.and_then(|rate| rate.limit);
-            let has_both =
-                app.state() == v1::RunState::Paused && limit == Some(v1::rate_limit::Limit::PerSecond(7.0));
-            has_both.then_some(()).ok_or_else(|| format!("{app:?}"))
-        });
-    };
-    expect_both(&mut first);
-    expect_both(&mut second);
-    // With a precondition, only one of two changes takes effect.
-    let expecting = || v1::ChangeControlRequest {
-        expected_revision: Some(2),
-        ..request(PAUSED)
-    };
-    let resume = first.resume_control(expecting());
-    let reset = second.reset_control(expecting());
-    let both = async { futures::join!(resume, reset) };
-    let (resumed, reset) = env.block_on(both);
-    let failed = match (&resumed, &reset) {
-        (Ok(_), Err(status)) | (Err(status), Ok(_)) => status,
-        other => panic!("{other:?}"),
-    };
-    assert_eq!(failed.code(), tonic::Code::Aborted, "{failed:?}");
-}
-
-/// Tests with the limit that clients of gRPC have by default.
-#[test]
-fn large_controls_are_listed_in_pages() {
-    let env = SchedulerEnv::new(SchedulerEnv::builder("large-controls"));
-    let mut scheduler = env.start("a");
-    let mut control = connect(&env, &mut scheduler);
-    let names: Vec<String> = (0..8).map(|number| format!("tier/p{number}/30s")).collect();
-    let records = names.iter().map(|name| {
-        let release = v1::TierRelease {
-            topic_id: vec![1; 16].into(),
-            // Of many partitions.
-            ends: vec![i64::MAX; 45_000],
-            released_at: None,
-        };
-        let record = v1::ControlRecord {
-            revision: 1,
-            desired: Some(v1::control_record::Desired::Tier(v1::TierControl {
-                release: Some(release),
-                ..v1::TierControl::default()
-            })),
-            ..v1::ControlRecord::default()
-        };
-        Output {
-            topic: control_topic(&env),
-            partition: Some(0),
-            key: Some(name.clone().into()),
-            value: Some(record.encode_to_vec().into()),
-            headers: Headers::new(),
-        }
-    });
-    env.write(&records.collect::<Vec<_>>());
-    let mut list = || {
-        let (mut listed, mut pages, mut page_token) = (Vec::new(), 0, String::new());
-        loop {
-            let request = v1::ListControlsRequest { page_token };
-            let page = env.block_on(control.list_controls(request)).unwrap().into_inner();
-            listed.extend(page.controls.into_iter().map(|control| control.name));
-            pages += 1;
-            page_token = page.next_page_token;
-            if page_token.is_empty() {
-                return (listed, pages);
-            }
-        }
-    };
-    eventually("all are listed", DEADLINE, || {
-        let (listed, pages) = list();
-        if listed == names {
-            assert_eq!(pages, 3);
-            Ok(())
-        } else {
-            Err(listed.join(" "))
-        }
-    });
 }
 
 #[test]

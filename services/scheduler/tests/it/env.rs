@@ -26,6 +26,7 @@ use redeliver_service::{Host, topics};
 use redeliver_testkit::kafka_request::delete_topic;
 use redeliver_testkit::{EnvBuilder, ServiceProcess, TestEnv, eventually, free_port};
 use tokio_util::sync::CancellationToken;
+use tonic::transport::{Channel, Endpoint};
 
 use crate::oracle::{Deletion, Intent, JobSpec, Report, Seen, Sent, Topics, check};
 use crate::requests::{Request, in_millis, now};
@@ -104,6 +105,12 @@ impl SchedulerEnv {
         };
         let schedulers = [start("a", &addresses[0]), start("b", &addresses[1])];
         (schedulers, addresses)
+    }
+
+    /// A connection to the API of a scheduler.
+    pub(crate) fn channel(&self, scheduler: &mut ServiceProcess) -> Channel {
+        let endpoint = Endpoint::from_shared(format!("http://{}", api_address(scheduler))).unwrap();
+        self.block_on(endpoint.connect()).unwrap()
     }
 
     /// Runs a future in the background.
@@ -401,6 +408,11 @@ fn fewest_jobs(sent: &[Sent]) -> usize {
         }
     }
     keys.len() + others
+}
+
+/// The address of the API of a scheduler, once it serves.
+pub(crate) fn api_address(scheduler: &mut ServiceProcess) -> String {
+    scheduler.word_after("serving the job API (gRPC and REST) address=")
 }
 
 /// A header of a record, parsed.

@@ -7,7 +7,6 @@
 
 mod api;
 mod audit;
-mod burst;
 mod chaos;
 mod checkpoint_age;
 mod clock;

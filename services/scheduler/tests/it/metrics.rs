@@ -3,8 +3,8 @@
 use std::collections::BTreeMap;
 
 use redeliver_core::Timestamp;
+use redeliver_testkit::eventually;
 use redeliver_testkit::kafka_request::{configure_topic, delete_topic};
-use redeliver_testkit::{ServiceProcess, eventually};
 
 use crate::env::{DEADLINE, SchedulerEnv, id};
 use crate::oracle::{JobSpec, When};
@@ -22,41 +22,6 @@ const COMPARED: [&str; 7] = [
     "scheduler_lateness_seconds_count",
     "scheduler_idempotency_keys",
 ];
-
-#[track_caller]
-fn series(process: &mut ServiceProcess, metrics: &[&str]) -> Series {
-    let (status, page) = process.get("/metrics");
-    assert_eq!(status, 200, "{page}");
-    let series = page.lines().filter_map(|line| {
-        let (series, value) = line.strip_prefix("redeliver_")?.rsplit_once(' ')?;
-        let name = series.split('{').next()?;
-        let value: u64 = value.parse().ok()?;
-        (metrics.contains(&name) && value != 0).then(|| (series.to_owned(), value))
-    });
-    series.collect()
-}
-
-/// Waits until these metrics have these series that are not 0, and no other ones.
-#[track_caller]
-fn until_equal(process: &mut ServiceProcess, metrics: &[&str], expected: &Series) {
-    eventually("the metrics have their values", DEADLINE, || {
-        let found = series(process, metrics);
-        if found == *expected {
-            return Ok(());
-        }
-        let only = |these: &Series, others: &Series| -> Vec<String> {
-            let differ = these
-                .iter()
-                .filter(|(name, value)| others.get(*name) != Some(value));
-            differ.map(|(name, value)| format!("{name} {value}")).collect()
-        };
-        Err(format!(
-            "found {:#?}\nexpected {:#?}",
-            only(&found, expected),
-            only(expected, &found)
-        ))
-    });
-}
 
 #[test]
 fn counters_follow_outcomes() {
@@ -133,7 +98,7 @@ fn counters_follow_outcomes() {
         ("scheduler_idempotency_keys".to_owned(), 2),
     ];
     let expected: Series = expected.into();
-    until_equal(&mut scheduler, &COMPARED, &expected);
+    scheduler.until_series(&COMPARED, &expected);
 
     // The lane learns only from an abort that a topic does not exist or refuses a record, and reads the commands again. So the
     // number of records that were read is unknown from here on.
@@ -152,7 +117,7 @@ fn counters_follow_outcomes() {
     ] {
         *expected.entry(series).or_default() += added;
     }
-    until_equal(&mut scheduler, &COMPARED[1..], &expected);
+    scheduler.until_series(&COMPARED[1..], &expected);
     // Another process takes over, and the keys count there.
     let mut other = env.start("b");
     scheduler.shut_down();
@@ -162,4 +127,19 @@ fn counters_follow_outcomes() {
         2 => Ok(()),
         keys => Err(keys),
     });
+}
+
+#[test]
+fn rate_limited_jobs_are_counted() {
+    const METRIC: &str = "scheduler_rate_limited_jobs";
+    let builder = SchedulerEnv::builder("metrics-rate").partitions(1);
+    // One job is dispatched at once, and no other one during this test.
+    let env = SchedulerEnv::new(builder.set("scheduler.apps.mail.rate", "0.001"));
+    let mut scheduler = env.start("a");
+    let jobs = (0..3).map(|n: u32| Request::protobuf(JobSpec::new("mail", n.to_string())));
+    let sent = env.send(jobs.collect());
+    let held: Series = [(format!("{METRIC}{{lane=\"scheduler-0\",app=\"mail\"}}"), 2)].into();
+    scheduler.until_series(&[METRIC], &held);
+    env.send(sent.iter().map(|sent| Request::cancel(id(sent))).collect());
+    scheduler.until_series(&[METRIC], &Series::new());
 }

@@ -1,11 +1,9 @@
 //! The state topic is deleted and created again while a scheduler runs and has nothing to do.
 
 use redeliver_core::headers;
-use redeliver_kafka::reader;
-use redeliver_testkit::eventually;
 use redeliver_testkit::kafka_request::delete_topic;
 
-use crate::env::{DEADLINE, SchedulerEnv, header, id};
+use crate::env::{SchedulerEnv, header, id};
 use crate::oracle::JobSpec;
 use crate::requests::Request;
 
@@ -22,12 +20,6 @@ fn later_jobs_are_dispatched_exactly_once() {
     env.watch().until_known(40);
     let state = &env.topics.state;
     delete_topic(&env.kafka.brokers, state);
-    eventually("the topic is deleted", DEADLINE, || {
-        match reader::partitions(&env.kafka, state) {
-            Err(reader::ReadError::Missing(_)) => Ok(()),
-            other => Err(format!("{other:?}")),
-        }
-    });
     env.create_topics();
     // Before the scheduler has noticed it.
     let mut sent = env.send(jobs("at once", 5, 500));

@@ -11,15 +11,11 @@ use super::{Answer, Op, Outcome, PARTITIONS, Random};
 use crate::client::KafkaSettings;
 use crate::lane::assignments::{Found, FoundPosition, Lookup, StoredCommit};
 use crate::lane::state::{LaneState, Step};
-use crate::lane::{Ended, IfFenced, IfRecreated, LaneObserver, LaneSpec};
+use crate::lane::{Ended, IfFenced, IfRecreated, LaneSpec};
 use crate::processor::Refused;
 use crate::recovery::RecoveryAction;
 use crate::tracker::{Admission, Committed, OffsetTracker};
 use crate::transaction::{FailureKind, TransactionError};
-
-struct NoObserver;
-
-impl LaneObserver for NoObserver {}
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Owner {
@@ -110,7 +106,7 @@ impl World {
             &spec,
             &KafkaSettings::new("", "model"),
             Arc::new(ManualClock::new(Timestamp::from_millis(0))),
-            Arc::new(NoObserver),
+            Arc::new(()),
             processor,
         );
         state.begin_session();

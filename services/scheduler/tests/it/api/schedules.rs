@@ -423,7 +423,7 @@ async fn other_applications_schedules_are_unknown() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn schedules_are_listed_in_pages() {
-    const COUNT: usize = 250;
+    const COUNT: usize = 12;
     let server =
         Server::start_with(|builder| builder.scheduler(&[("sms", "{name}-sms"), ("mail", "{name}-mail")]));
     let client = client(&server).await;
@@ -436,7 +436,7 @@ async fn schedules_are_listed_in_pages() {
             seconds: now.seconds + 1_000_000 * (number as i64 / 5),
             nanos: 0,
         });
-        if number % 10 == 0 {
+        if number % 4 == 0 {
             spec.job.as_mut().unwrap().app = "mail".into();
         }
         let id = format!("s-{number}");
@@ -446,7 +446,7 @@ async fn schedules_are_listed_in_pages() {
                 spec: Some(spec),
             };
             let created = client.create_schedule(request).await?.into_inner();
-            if number % 50 == 7 {
+            if number % 6 == 1 {
                 return client
                     .pause_schedule(v1::PauseScheduleRequest { id })
                     .await
@@ -471,7 +471,6 @@ async fn schedules_are_listed_in_pages() {
                 page_token,
             };
             let page = client.list_schedules(request).await.unwrap().into_inner();
-            assert!(page.schedules.len() <= 100);
             pages.push(page.schedules);
             page_token = page.next_page_token;
             if page_token.is_empty() {
@@ -479,8 +478,8 @@ async fn schedules_are_listed_in_pages() {
             }
         }
     };
-    let all = pages("", 0).await;
-    assert_eq!(all.iter().map(Vec::len).collect::<Vec<_>>(), [100, 100, 50]);
+    let all = pages("", 5).await;
+    assert_eq!(all.iter().map(Vec::len).collect::<Vec<_>>(), [5, 5, 2]);
     let all = all.concat();
     let ids: BTreeSet<&str> = all.iter().map(|schedule| schedule.id.as_str()).collect();
     assert_eq!(ids.len(), COUNT);
@@ -488,15 +487,15 @@ async fn schedules_are_listed_in_pages() {
     let due = |schedule: &v1::Schedule| schedule.next_due_time.map_or(i64::MAX, |time| time.seconds);
     assert!(all.is_sorted_by_key(due));
     assert!(
-        all[COUNT - 5..]
+        all[COUNT - 2..]
             .iter()
             .all(|schedule| schedule.state() == v1::ScheduleState::Paused)
     );
     for schedule in &all {
         assert_eq!(schedule, by_id[schedule.id.as_str()]);
     }
-    let mail = pages("mail", 10).await;
-    assert_eq!(mail.iter().map(Vec::len).collect::<Vec<_>>(), [10, 10, 5]);
+    let mail = pages("mail", 2).await;
+    assert_eq!(mail.iter().map(Vec::len).collect::<Vec<_>>(), [2, 1]);
     let of_mail = all.iter().filter(|schedule| {
         let job = schedule.spec.as_ref().unwrap().job.as_ref().unwrap();
         job.app == "mail"

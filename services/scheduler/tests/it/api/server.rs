@@ -14,7 +14,7 @@ use reqwest::{Method, RequestBuilder, StatusCode};
 use serde_json::Value;
 use tonic::transport::{Channel, Endpoint};
 
-use crate::env::DEADLINE;
+use crate::env::{DEADLINE, api_address};
 
 pub(crate) struct Server {
     process: ServiceProcess,
@@ -69,7 +69,7 @@ impl Server {
         let mut process = env.spawn("scheduler", "a", &[]);
         Self {
             kafka: KafkaSettings::new(env.brokers().to_owned(), format!("{}-test", env.name())),
-            address: address(&mut process),
+            address: api_address(&mut process),
             http: http::client(),
             env,
             process,
@@ -168,7 +168,7 @@ impl Server {
         self.process.kill_9();
         meanwhile(self);
         self.process.start_again();
-        self.address = address(&mut self.process);
+        self.address = api_address(&mut self.process);
     }
 
     /// Writes records to topics of this test.
@@ -182,14 +182,6 @@ impl Server {
     pub(crate) fn shut_down(mut self) {
         self.process.shut_down();
     }
-}
-
-/// The address of the API of a process that has just been started.
-fn address(process: &mut ServiceProcess) -> String {
-    let output = process.wait_for_output("serving the job API", DEADLINE);
-    let line = output.lines().find(|line| line.contains("serving the job API"));
-    let address = line.and_then(|line| line.split_once("address=")).unwrap().1;
-    address.trim().to_owned()
 }
 
 pub(crate) fn with_json(request: RequestBuilder, body: &str) -> RequestBuilder {

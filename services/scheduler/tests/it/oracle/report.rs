@@ -60,7 +60,7 @@ impl Report {
     }
 
     /// A quantile of the lateness of an application's jobs, in milliseconds.
-    pub(crate) fn lateness(&self, app: &str, share: f64) -> i64 {
+    fn lateness(&self, app: &str, share: f64) -> i64 {
         let mut all = self.lateness.get(app).cloned().unwrap_or_default();
         all.sort_unstable();
         #[expect(
