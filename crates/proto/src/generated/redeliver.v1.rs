@@ -383,6 +383,10 @@ pub struct AuditEntry {
     /// - redrives.plan, redrives.start, redrives.pause, redrives.resume, redrives.cancel, redrives.rate: an operator has planned or changed a job. Only if
     ///    that had an effect.
     /// - dead-letters.redrive, dead-letters.discard, dead-letters.restore: a job that this operator has planned has changed dead letters. Who has started it is in redrives.start.
+    /// - waiting.act: an operator has asked for actions on records that wait in tiers.
+    /// - waiting.retry, waiting.dead, waiting.edit: a tier has acted on waiting records; or an operator has asked the scheduler to act on a long wait. If the
+    ///    scheduler has refused it, a second entry says so in `details`.
+    /// - waiting.get: a waiting record was sent to the caller.
     /// - dead-letters.get, dead-letters.list, dead-letters.watch, dead-letters.payload: the payloads of dead letters were sent to the caller.
     #[prost(string, tag = "4")]
     pub action: ::prost::alloc::string::String,
@@ -6467,7 +6471,7 @@ pub mod job_service_client {
         }
         /// Has a record that waits longer than the longest tier of its pipeline retried now, or moved to the dead letters. A repetition has no effect.
         /// INVALID_ARGUMENT (REJECTED) if the dead-letter topic cannot be written: the record waits as before. Its contents cannot be edited here; its dead letter's can.
-        /// WaitingService lists and shows such records. Scope: dead-letters:operate for the dead-letter topic of the pipeline.
+        /// WaitingService lists and shows such records. Scopes: dead-letters:read and dead-letters:operate for the dead-letter topic of the pipeline.
         pub async fn act_on_long_wait(
             &mut self,
             request: impl tonic::IntoRequest<super::ActOnLongWaitRequest>,
@@ -6624,7 +6628,7 @@ pub mod job_service_server {
         >;
         /// Has a record that waits longer than the longest tier of its pipeline retried now, or moved to the dead letters. A repetition has no effect.
         /// INVALID_ARGUMENT (REJECTED) if the dead-letter topic cannot be written: the record waits as before. Its contents cannot be edited here; its dead letter's can.
-        /// WaitingService lists and shows such records. Scope: dead-letters:operate for the dead-letter topic of the pipeline.
+        /// WaitingService lists and shows such records. Scopes: dead-letters:read and dead-letters:operate for the dead-letter topic of the pipeline.
         async fn act_on_long_wait(
             &self,
             request: tonic::Request<super::ActOnLongWaitRequest>,
@@ -10363,7 +10367,7 @@ pub struct FindRecordsRequest {
     /// Only in this pipeline. If empty, in all that the caller may see, and among dead letters without a pipeline.
     #[prost(string, tag = "1")]
     pub pipeline: ::prost::alloc::string::String,
-    /// Topics are searched from this time on; if not set, for a day. What waits, and indexed dead letters, are found whatever their age.
+    /// Topics are searched from this time on; if not set, for a day. What waits or is dead is found whatever its age.
     #[prost(message, optional, tag = "5")]
     pub since: ::core::option::Option<::prost_types::Timestamp>,
     /// What the records have. All texts together have at most 8 KiB.
@@ -10418,7 +10422,7 @@ pub struct FoundRecords {
     pub truncated: bool,
     #[prost(message, optional, tag = "3")]
     pub searched_since: ::core::option::Option<::prost_types::Timestamp>,
-    /// What was not searched, and why: pipelines, and topics of which only the newest 1000000 offsets were read.
+    /// What was not searched, and why: pipelines, and topics of which only the newest offsets were read, at most 1000000 of each and 20000000 in all.
     #[prost(string, repeated, tag = "4")]
     pub gaps: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
     /// Of the index of dead letters.
