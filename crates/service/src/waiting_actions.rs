@@ -6,6 +6,7 @@
 mod request;
 
 use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
 use std::convert::Infallible;
 use std::fmt;
 use std::io;
@@ -238,10 +239,11 @@ impl PartitionActions {
         if self.done.contains_key(&offset) {
             return;
         }
-        if self.pending.contains_key(&offset) {
-            self.others.entry(offset).or_default().push(request);
-        } else {
-            self.pending.insert(offset, request);
+        match self.pending.entry(offset) {
+            Entry::Occupied(_) => self.others.entry(offset).or_default().push(request),
+            Entry::Vacant(vacant) => {
+                vacant.insert(request);
+            }
         }
     }
 

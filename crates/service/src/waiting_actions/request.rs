@@ -335,7 +335,7 @@ fn make_room(state: &WaitingActions, new: &Request, passed: &Passed) -> Result<V
         let known = offsets
             .iter()
             .filter(|offset| state.done(&partition, **offset).is_some());
-        let forgotten = known.filter(|offset| !is_named(*offset));
+        let forgotten = known.filter(|offset| !is_named(offset));
         keys.extend(forgotten.map(|offset| partition.done_key(*offset)));
     }
     let requests = old.iter().map(|request| Request::record_key(&request.id));

@@ -79,7 +79,7 @@ pub(super) fn act(args: &ActArgs, action: LongWaitAction) -> ExitCode {
             let acted = act_on(&jobs, jobs_to_act_on, action).await?;
             match run.output.format {
                 Format::Json => {
-                    print_json(json!({ "acted": acted.iter().map(Acted::json).collect::<Vec<_>>() }))
+                    print_json(json!({ "acted": acted.iter().map(Acted::json).collect::<Vec<_>>() }));
                 }
                 format => print_items(format, &ACTED, &acted, Acted::json),
             }

@@ -322,7 +322,7 @@ impl<I: Index> Jobs<I> {
     /// A long wait whose dead letters the caller may see and operate on, as for an act on a record of a tier.
     async fn find_wait(&self, caller: &Identity, id: JobId) -> Result<v1::Job, RequestError> {
         let refusal = |job: &v1::Job| {
-            let topic = Pipeline::new(&*job.app).dead_letter_topic();
+            let topic = Pipeline::new(&job.app).dead_letter_topic();
             let require = |verb| caller.require(Area::DeadLetters, verb, Some(&topic));
             require(Verb::Read).and_then(|()| require(Verb::Operate)).err()
         };
