@@ -10,7 +10,7 @@ use tokio::task::spawn_blocking;
 use crate::host::Host;
 
 /// The time between two attempts to ask for the id of the cluster.
-const DELAY: Duration = Duration::from_secs(5);
+const DELAY: Duration = Duration::from_secs(1);
 
 /// The Kafka cluster and the prefix of the ids that a process uses there. Cheap to clone.
 #[derive(Clone, Debug)]

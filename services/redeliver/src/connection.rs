@@ -239,16 +239,20 @@ impl Service {
     }
 }
 
-/// Connects to a service to change something, and says on stderr in which installation that is.
+/// Connects to a service to change something, and says on stderr in which installation that is, if the service knows it: one that has just started may not.
 pub(crate) async fn connect_to_change(
     endpoint: &Endpoint,
     service: &Service,
 ) -> Result<Connection, CliError> {
     let connected = endpoint.connect().await;
     let connection = connected.map_err(|error| service.failure(error))?;
-    // If the caller is refused here, it is refused with the change as well. A server of an older version does not tell.
+    // If the caller is refused here, it is refused with the change as well.
     if let Ok(access) = AccessClient::new(&connection).get(GetAccessRequest {}).await {
-        say_installation(&access.cluster_id, &access.id_prefix);
+        let cluster_id = match &*access.cluster_id {
+            "" => "unknown",
+            id => id,
+        };
+        say_installation(cluster_id, &access.id_prefix);
     }
     Ok(connection)
 }
