@@ -55,26 +55,35 @@ impl Jobs<'_> {
         JobId::new(self.now, 0, number.into())
     }
 
+    /// The partition and the offset of a job's record in the source, where one record of each partition precedes those of jobs. All states are in each partition.
+    fn position(number: u32) -> (i32, i64) {
+        let (states, partitions) = (STATES.len() as u32, PARTITIONS as u32);
+        let (turn, state) = (number / states, number % states);
+        let partition = (turn % partitions) as i32;
+        (partition, i64::from(1 + turn / partitions * states + state))
+    }
+
     fn state(number: u32) -> State {
         STATES[number as usize % STATES.len()]
     }
 
     /// A copy in a topic, after this many failed attempts; `None`: the record of the source.
     fn copy(&self, number: u32, topic: impl Into<std::sync::Arc<str>>, attempts: Option<u32>) -> Output {
+        let (partition, offset) = Self::position(number);
         let mut list = Headers::new();
         list.push_text(JOB_ID, &self.id(number).to_string());
         if let Some(attempts) = attempts {
             let origin = Origin {
                 topic: self.pipeline.source.clone(),
-                partition: 0,
-                offset: number.into(),
+                partition,
+                offset,
                 timestamp: Some(self.now),
             };
             headers::write_lineage(&mut list, &self.pipeline.name, &origin, attempts);
         }
         Output {
             topic: topic.into(),
-            partition: None,
+            partition: Some(partition),
             key: Some(format!("key-{number}").into()),
             value: Some(vec![b'x'; VALUE].into()),
             headers: list,
