@@ -1,5 +1,6 @@
 //! Reads single records by offset.
 
+use std::collections::HashSet;
 use std::ops::ControlFlow;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -21,6 +22,8 @@ use crate::recovery::error_code;
 /// Reads records by offset, one lookup at a time.
 pub struct Lookup {
     consumer: KafkaClient<BaseConsumer<EndContext>>,
+    /// The topics whose metadata the client has requested.
+    known: HashSet<Arc<str>>,
     reading: Reading,
 }
 
@@ -117,6 +120,7 @@ impl Lookup {
             consumer: config
                 .create_with_context(EndContext::default())
                 .map_err(kafka("creating a consumer"))?,
+            known: HashSet::new(),
             reading: Reading::default(),
         })
     }
@@ -263,7 +267,7 @@ impl Lookup {
                 self.reading.ahead = None;
                 let distance = self.reading.next.map(|next| position.offset - next);
                 if !distance.is_some_and(|distance| (0..NEAR).contains(&distance)) {
-                    self.assign(position)?;
+                    self.assign(position, deadline)?;
                 }
                 self.reading.from = position.offset;
                 match self.read_up_to(position, deadline)? {
@@ -281,7 +285,14 @@ impl Lookup {
         Ok(())
     }
 
-    fn assign(&self, position: &Position) -> Result<(), ReadError> {
+    fn assign(&mut self, position: &Position, deadline: Instant) -> Result<(), ReadError> {
+        // The client looks for the leader of an assigned partition only once a second if it does not know the topic.
+        if !self.known.contains(&position.topic) {
+            let left = deadline.saturating_duration_since(Instant::now());
+            let requested = self.consumer.fetch_metadata(Some(&position.topic), left);
+            requested.map_err(kafka("requesting metadata"))?;
+            self.known.insert(position.topic.clone());
+        }
         let assigning = kafka("assigning");
         let mut list = TopicPartitionList::new();
         list.add_partition_offset(
