@@ -3,8 +3,9 @@
 //! If an entry cannot be written, the payload is not sent: an unrecorded disclosure is worse than a request
 //! that has to be repeated. `dlq_inspector.record_disclosures: false` turns the entries off.
 
+use std::convert::Infallible;
 use std::ops::ControlFlow;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
@@ -12,6 +13,7 @@ use redeliver_core::error_chain::error_chain;
 use redeliver_core::pattern::matches;
 use redeliver_core::{Record, Timestamp};
 use redeliver_kafka::KafkaSettings;
+use redeliver_kafka::credentials::Replaceable;
 use redeliver_kafka::reader::{ReadError, TopicReader};
 use redeliver_proto::convert::from_timestamp;
 use redeliver_proto::error::status;
@@ -54,6 +56,8 @@ pub(crate) struct Audit {
     writer: Option<AuditWriter>,
     kafka: KafkaSettings,
     readers: Arc<Semaphore>,
+    /// Readers that wait between calls, so that a call needs no connection of its own.
+    idle: Arc<Replaceable<Mutex<Vec<TopicReader>>>>,
     metrics: Metrics,
 }
 
@@ -190,7 +194,11 @@ impl Audit {
         let writer = records_disclosures
             .then(|| AuditWriter::new(host, "dlq-inspector"))
             .transpose();
+        let Ok(idle) = Replaceable::new(&host.kafka, "readers of the audit topic", || {
+            Ok::<_, Infallible>(Mutex::default())
+        });
         Ok(Self {
+            idle,
             log: AuditLog::new(&host.config, "dlq-inspector"),
             writer: writer.context("creating the producer of the audit topic")?,
             kafka: host.kafka.clone(),
@@ -236,14 +244,25 @@ impl Audit {
     /// Reads a page.
     pub(crate) async fn read(&self, wanted: Wanted, from: Place, size: usize) -> Result<EntryPage, Status> {
         let permit = permit(self.readers.clone()).await?;
-        let (kafka, topic) = (self.kafka.clone(), self.log.topic().clone());
+        let (kafka, topic, pool) = (self.kafka.clone(), self.log.topic().clone(), self.idle.get());
         let reading = blocking(move || {
             let _permit = permit;
-            read(&kafka, &topic, &wanted, from, size)
+            let idle = || pool.lock().unwrap_or_else(PoisonError::into_inner);
+            let taken = idle().pop();
+            let mut reader = match taken {
+                Some(reader) => reader,
+                None => TopicReader::of_partition(&kafka, &topic, 0, None)?,
+            };
+            // A reader that has failed is dropped.
+            let page = read(&mut reader, &topic, &wanted, from, size)?;
+            idle().push(reader);
+            Ok(page)
         });
         // `None`: the runtime is shutting down.
         let page = reading.await.unwrap_or_else(|| Ok(EntryPage::default()));
-        page.map_err(|error| unavailable(&format!("cannot read the audit topic: {}", error_chain(&error))))
+        page.map_err(|error: ReadError| {
+            unavailable(&format!("cannot read the audit topic: {}", error_chain(&error)))
+        })
     }
 }
 
@@ -267,14 +286,13 @@ fn unavailable(text: &str) -> Status {
 }
 
 fn read(
-    kafka: &KafkaSettings,
+    reader: &mut TopicReader,
     topic: &Arc<str>,
     wanted: &Wanted,
     from: Place,
     size: usize,
 ) -> Result<EntryPage, ReadError> {
     let since = Timestamp::from_millis(wanted.from.as_millis().saturating_sub(SLACK_MILLIS));
-    let mut reader = TopicReader::of_partition(kafka, topic, 0, None)?;
     let id = reader.topics().known_id(topic);
     reader.expect_id(topic, id);
     let place = from.in_topic(id.map_or(0, |id| (id.bits() >> 64) as u64));

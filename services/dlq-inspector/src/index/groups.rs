@@ -6,7 +6,7 @@ use std::ops::ControlFlow;
 
 use redeliver_core::{Position, Timestamp};
 use rusqlite::types::Value;
-use rusqlite::{CachedStatement, Connection, params_from_iter};
+use rusqlite::{CachedStatement, Connection, OptionalExtension as _, params_from_iter};
 
 use super::group_counts::{End, Member, TREND_HOURS, hour, scan};
 use super::message_cache::MessageCache;
@@ -212,6 +212,7 @@ struct Summary {
     first: i64,
     last: i64,
     last_topic: i64,
+    last_state: i64,
     topics: BTreeMap<i64, i64>,
 }
 
@@ -226,6 +227,7 @@ impl Summary {
             first: row.first,
             last: row.last,
             last_topic: row.topic_id,
+            last_state: row.state,
             topics: BTreeMap::new(),
         };
         summary.add(row);
@@ -251,7 +253,7 @@ impl Summary {
         }
         self.first = self.first.min(row.first);
         if row.last >= self.last {
-            (self.last, self.last_topic) = (row.last, row.topic_id);
+            (self.last, self.last_topic, self.last_state) = (row.last, row.topic_id, row.state);
         }
         *self.topics.entry(row.topic_id).or_default() += row.count;
     }
@@ -630,6 +632,26 @@ fn sample(
     texts: &mut Texts<'_>,
     summary: &Summary,
 ) -> rusqlite::Result<Option<Position>> {
+    let topic = texts.text(TextTable::Texts, summary.last_topic)?;
+    let position = |partition, offset| Position {
+        topic: topic.as_str().into(),
+        partition,
+        offset,
+    };
+    // Faster than the full-text index, which reads a page of each term backwards. There is none if the last time is only a bound.
+    let last: Option<(i32, i64)> = connection
+        .prepare_cached(
+            "SELECT partition, offset FROM letters INDEXED BY letters_by_topic_and_state \
+             WHERE topic_id = ? AND state = ? AND dead_at = ? AND group_id = ? ORDER BY partition DESC, offset DESC LIMIT 1",
+        )?
+        .query_row(
+            (summary.last_topic, summary.last_state, summary.last, summary.group_id),
+            |row| Ok((row.get("partition")?, row.get("offset")?)),
+        )
+        .optional()?;
+    if let Some((partition, offset)) = last {
+        return Ok(Some(position(partition, offset)));
+    }
     let bucket = |letter: &Member| row_key::bucket(Timestamp::from_millis(letter.dead_at));
     let key = |letter: &Member| (letter.dead_at, letter.partition, letter.offset);
     let of = (summary.group_id, summary.last_topic);
@@ -642,14 +664,7 @@ fn sample(
         }
         ControlFlow::Continue(())
     })?;
-    let Some(newest) = newest else {
-        return Ok(None);
-    };
-    Ok(Some(Position {
-        topic: texts.text(TextTable::Texts, summary.last_topic)?.into(),
-        partition: newest.partition,
-        offset: newest.offset,
-    }))
+    Ok(newest.map(|newest| position(newest.partition, newest.offset)))
 }
 
 /// The number of groups with open dead letters, by state.
