@@ -44,7 +44,8 @@ run Sidekiq::Web
 class Browser:
     def __init__(self, chromedriver):
         self.session = f"{chromedriver}/session"
-        arguments = ["--headless=new", "--no-sandbox", "--disable-dev-shm-usage", "--no-proxy-server", "--lang=en", "--window-size=1440,900"]
+        # So high that all rows fit: a bar covers the end of the window.
+        arguments = ["--headless=new", "--no-sandbox", "--disable-dev-shm-usage", "--no-proxy-server", "--lang=en", "--window-size=1440,2000"]
         capabilities = {"browserName": "chrome", "goog:chromeOptions": {"args": arguments}, "timeouts": {"implicit": 10_000}}
         self.session += "/" + self.tell("", capabilities={"alwaysMatch": capabilities})["sessionId"]
         self.clicks = self.fields = 0
@@ -114,13 +115,13 @@ TASKS = {
     "see what is wrong, and since when": Browser.wrong,
     "read why records of a group died": Browser.why,
     "find a dead letter by its key": Browser.by_key,
-    "see the history of a record": "only the last attempt is known",
+    "see the history of a record": "only the last attempt",
     "see what becomes due within an hour": Browser.due,
-    "redrive one tenant at 5/s, and stop if 2% come back": "all at once",
-    "correct a dead letter, and redrive it": "arguments stay",
+    "redrive one tenant at 5/s, and stop if 2% come back": "no rate, no stop",
+    "correct a dead letter, and redrive it": "no edits",
     "discard the dead letters of a test": lambda browser: browser.act("Dead", "test.data", "delete"),
-    "restore the dead letters of a test": "they are deleted",
-    "cancel a running redrive": "all at once",
+    "restore the dead letters of a test": "deleted for good",
+    "cancel a running redrive": "no redrives",
     "pause a pipeline": "only Sidekiq Pro",
     "see who paused it, and why": "no audit log",
     "resume it": "only Sidekiq Pro",
@@ -145,7 +146,7 @@ with contextlib.ExitStack() as stack:
     with open(f"{directory}/config.ru", "w") as file:
         file.write(APP)
     redis = f"{directory}/redis"
-    start(["redis-server", "--port", "0", "--unixsocket", redis, "--dir", directory, "--save", ""], "(Ready)")
+    start(["redis-server", "--port", "0", "--unixsocket", redis, "--dir", directory, "--save", ""], "(ready to accept)")
     web = start(["env", f"REDIS_URL=unix://{redis}", "puma", "-b", "tcp://127.0.0.1:0", f"{directory}/config.ru"], r"Listening on (http://\S+)")
     browser = Browser("http://127.0.0.1:" + start(["chromedriver", "--port=0"], r"successfully on port (\d+)"))
     stack.callback(browser.tell, "/goog/cdp/execute", cmd="Browser.close", params={})

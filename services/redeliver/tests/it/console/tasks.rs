@@ -78,11 +78,12 @@ impl Tasks<'_> {
                 command(self.greeting, arguments);
             }
         });
-        writeln!(self.seconds, "| {task} | {in_console:.1} | {in_commands:.1} |").unwrap();
+        let commands = commands.len();
+        writeln!(self.table, "| {task} | {clicks} | {fields} | {commands} |").unwrap();
+        let console = format!("{clicks}, {fields}, {in_console:.1} s");
         writeln!(
-            self.table,
-            "| {task} | {clicks} | {fields} | {} |",
-            commands.len()
+            self.seconds,
+            "| {task} | {console} | {commands}, {in_commands:.1} s |"
         )
         .unwrap();
     }
