@@ -1,8 +1,10 @@
-//! What people on call do, in the console and on the command line: clicks and fields beside commands, the table of docs/console.md.
+//! What people on call do, in the console and on the command line: clicks and fields beside commands, the table of docs/console.md, and the
+//! seconds that the scripts took, for BENCHMARKS.md.
 
 use std::fmt::Write as _;
 use std::net::SocketAddr;
 use std::path::Path;
+use std::time::Instant;
 
 use redeliver_core::headers::{Origin, write_failure, write_lineage};
 use redeliver_core::{Clock as _, Failure, Headers, Output, SystemClock};
@@ -49,26 +51,39 @@ async fn write_letters(greeting: &str) {
     }
 }
 
+fn seconds(of: impl FnOnce()) -> f64 {
+    let begin = Instant::now();
+    of();
+    begin.elapsed().as_secs_f64()
+}
+
 struct Tasks<'a> {
     browser: Browser,
     greeting: &'a str,
     table: String,
+    seconds: String,
 }
 
 impl Tasks<'_> {
     /// Does a task in the console, beginning on the first page, and then on the command line.
     fn both(&mut self, task: &str, console: impl FnOnce(&Browser), commands: &[&[&str]]) {
-        self.browser.open("/");
         self.browser.taken();
-        console(&self.browser);
+        let in_console = seconds(|| {
+            self.browser.open("/");
+            console(&self.browser);
+        });
         let (clicks, fields) = self.browser.taken();
-        for arguments in commands {
-            command(self.greeting, arguments);
-        }
+        let in_commands = seconds(|| {
+            for arguments in commands {
+                command(self.greeting, arguments);
+            }
+        });
+        let commands = commands.len();
+        writeln!(self.table, "| {task} | {clicks} | {fields} | {commands} |").unwrap();
+        let console = format!("{clicks}, {fields}, {in_console:.1} s");
         writeln!(
-            self.table,
-            "| {task} | {clicks} | {fields} | {} |",
-            commands.len()
+            self.seconds,
+            "| {task} | {console} | {commands}, {in_commands:.1} s |"
         )
         .unwrap();
     }
@@ -131,6 +146,7 @@ fn operators_finish_twenty_tasks() {
         browser: Browser::start(console),
         greeting: &greeting,
         table: String::new(),
+        seconds: String::new(),
     };
     find(&mut tasks, &rejected, &letter("http.422"));
     redrive(&mut tasks, console, &letter("bad.amount"));
@@ -165,7 +181,7 @@ fn operators_finish_twenty_tasks() {
         ],
     );
     let table = std::mem::take(&mut tasks.table);
-    println!("{table}");
+    println!("{table}\n{}", tasks.seconds);
     assert_eq!(table.lines().count(), 20);
     tasks.browser.finish();
     let page = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/console.md");
