@@ -29,6 +29,7 @@
 //! | [`fake_endpoint`] | an HTTP server that answers, hangs or hangs up as it is told |
 //! | `otlp_receiver` | a collector that keeps the spans it receives; feature `otlp` |
 //! | `jwt` | an issuer of JSON Web Tokens; feature `jwt` |
+//! | `oidc_provider` | an OpenID Connect provider at which browsers sign in; feature `oidc` |
 //! | [`languages`] | programs in Python, Node.js and Java |
 //! | [`plan`] | which record fails how at that endpoint, as a pure function |
 //! | [`record`](mod@record) | records in memory |
@@ -71,6 +72,8 @@ pub mod local_redis;
 mod local_redis_cluster;
 #[cfg(feature = "services")]
 pub mod local_schema_registry;
+#[cfg(feature = "oidc")]
+pub mod oidc_provider;
 #[cfg(feature = "otlp")]
 pub mod otlp_receiver;
 pub mod plan;

@@ -62,6 +62,8 @@ pub(crate) struct Frame {
     pub(crate) as_of: Option<Timestamp>,
     /// Whether the page reads itself again every two seconds.
     pub(crate) live: bool,
+    /// Where the script of the page asks what it does not show yet.
+    pub(crate) news: Option<String>,
     pub(crate) viewer: Viewer,
 }
 
@@ -74,6 +76,7 @@ impl Frame {
             now: SystemClock.now(),
             as_of: None,
             live: false,
+            news: None,
             viewer: Viewer::current(),
         }
     }

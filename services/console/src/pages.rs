@@ -8,6 +8,7 @@ mod find;
 mod groups;
 mod jobs;
 mod letters;
+mod news;
 mod now;
 mod permissions;
 mod pipeline;
@@ -31,8 +32,10 @@ pub(crate) fn routes() -> Router {
         .route("/due", get(due::page))
         .route("/find", get(find::page))
         .route("/groups", get(groups::list))
+        .route("/groups/new", get(groups::news))
         .route("/groups/{id}", get(groups::one))
         .route("/letters", get(letters::list))
+        .route("/letters/new", get(letters::news))
         .route("/letters/{topic}/{partition}/{offset}", get(letters::one))
         .route(
             "/letters/{topic}/{partition}/{offset}/payload",

@@ -4,6 +4,8 @@
 const LIVE_INTERVAL = 2000;
 // Between questions whether the services answer at all: with the patience of the console, a viewer knows within two seconds.
 const HEARTBEAT = 1000;
+// Between questions how much is new to an open list.
+const NEWS_INTERVAL = 5000;
 
 function showTimes(root) {
   const zoned = new Intl.DateTimeFormat("sv", {
@@ -161,11 +163,33 @@ async function listen() {
   }
 }
 
+// Says how much is new to an open list. Its rows stay where they are until a person asks for the new ones.
+async function follow() {
+  const news = document.querySelector("#page [data-news]");
+  if (!news || isSignedOut) return;
+  const address = news.dataset.news;
+  try {
+    const response = await fetch(address, { signal: AbortSignal.timeout(LIVE_INTERVAL) });
+    if (response.status === 401) showSignedOut();
+    const text = response.ok && await response.text();
+    // Meanwhile, the list can have been read again.
+    if (!text || news.dataset.news !== address) return;
+    news.querySelector("span").textContent = text;
+    news.hidden = false;
+    // So many are not counted again.
+    if (text.includes("+")) delete news.dataset.news;
+  } catch {
+    // The list says when it was read.
+  }
+}
+
 async function stayCurrent() {
   for (let beat = 1; ; beat++) {
     await new Promise((done) => setTimeout(done, HEARTBEAT));
+    if (document.visibilityState !== "visible") continue;
+    if (beat * HEARTBEAT % NEWS_INTERVAL === 0) follow();
     const isLive = document.querySelector("#page [data-live], #page [data-passes], #silent:not([hidden])");
-    if (!isLive || document.visibilityState !== "visible" || isInUse()) continue;
+    if (!isLive || isInUse()) continue;
     if (beat * HEARTBEAT % LIVE_INTERVAL === 0) refresh();
     await listen();
   }

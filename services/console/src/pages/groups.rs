@@ -3,6 +3,7 @@
 mod common;
 
 use askama::Template;
+use axum::http::StatusCode;
 use axum::response::Response;
 use redeliver_client::DeadLetterClient;
 use redeliver_client::messages::{
@@ -11,6 +12,7 @@ use redeliver_client::messages::{
 use serde::Deserialize;
 
 use super::completions::Completions;
+use super::news::{self, MANY_GROUPS, Wanted as News};
 use crate::access::Actions;
 use crate::backend::{Backend, Service};
 use crate::command::Command;
@@ -198,6 +200,25 @@ pub(crate) async fn list(backend: Backend, Query(parameters): Query<Parameters>)
     page.groups = match answer {
         Ok(answer) => {
             page.gaps = gaps(answer.completeness.as_ref(), page.frame.now);
+            if page.parameters.page.is_empty() {
+                let Parameters {
+                    show, filter, sort, ..
+                } = &page.parameters;
+                let newest = match sort.as_str() {
+                    "" => {
+                        let times = answer.groups.iter();
+                        times.filter_map(|group| html::when(group.last_dead_at)).max()
+                    }
+                    // In other orders, groups with later ones can be on other pages.
+                    _ => Some(page.frame.now),
+                };
+                page.frame.news = news::link(
+                    "/groups/new",
+                    &[("show", show), ("filter", filter)],
+                    newest,
+                    answer.completeness.as_ref(),
+                );
+            }
             let token = answer.next_page_token;
             page.next = (!token.is_empty()).then(|| {
                 let Parameters {
@@ -219,6 +240,24 @@ pub(crate) async fn list(backend: Backend, Query(parameters): Query<Parameters>)
     };
     let status = status(&page.groups);
     respond(&page, status)
+}
+
+/// For the script of an open list: how many of its groups have new dead letters, or nothing.
+pub(crate) async fn news(backend: Backend, Query(wanted): Query<News>) -> Result<String, StatusCode> {
+    let tab = TABS.iter().find(|(name, ..)| *name == wanted.show);
+    let (_, _, states) = tab.ok_or(StatusCode::BAD_REQUEST)?;
+    let request = ListGroupsRequest {
+        filter: wanted.filter(),
+        page_size: MANY_GROUPS,
+        states: states.iter().map(|state| i32::from(*state)).collect(),
+        ..ListGroupsRequest::default()
+    };
+    let answer = backend.dead_letters().groups(request).await;
+    let answer = answer.map_err(|error| Problem::from(error).status)?;
+    Ok(news::of_groups(
+        answer.groups.len(),
+        !answer.next_page_token.is_empty(),
+    ))
 }
 
 #[derive(Debug, Default, Deserialize)]
@@ -289,7 +328,7 @@ pub(crate) async fn one(backend: Backend, Path(id): Path<String>, Query(wanted):
         row: Row::of(group),
         frame,
     };
-    respond(&page, axum::http::StatusCode::OK)
+    respond(&page, StatusCode::OK)
 }
 
 /// Compares the newest dead letters, a page at a time: all of their payloads would take too much memory.

@@ -9,12 +9,14 @@ use futures::StreamExt as _;
 use futures::stream::{iter, try_unfold};
 use redeliver_client::ClientError;
 use redeliver_client::messages::{
-    DeadLetter, DeadLetterState, Header, ListDeadLettersRequest, PipelineTrace, Position, TraceRecordRequest,
+    DeadLetter, DeadLetterState, GetDeadLetterStatsRequest, Header, ListDeadLettersRequest, PipelineTrace,
+    Position, TraceRecordRequest,
 };
 use serde::Deserialize;
 
 use super::completions::Completions;
 use super::groups::Tab;
+use super::news::{self, Wanted as News};
 use crate::access::Actions;
 use crate::backend::{Backend, MAX_DOWNLOADS, Service};
 use crate::command::Command;
@@ -138,6 +140,16 @@ pub(crate) async fn list(backend: Backend, Query(mut parameters): Query<Paramete
             let filter = &page.parameters.filter;
             page.next =
                 (!token.is_empty()).then(|| address(SECTION, &[("filter", filter), ("page", &token)]));
+            if page.parameters.page.is_empty() {
+                let times = answer.dead_letters.iter();
+                let newest = times.filter_map(|letter| html::when(letter.dead_at)).max();
+                page.frame.news = news::link(
+                    "/letters/new",
+                    &[("filter", filter)],
+                    newest,
+                    answer.completeness.as_ref(),
+                );
+            }
             if !answer.dead_letters.is_empty() {
                 let access = backend.access(Service::Inspector).await;
                 page.buttons = Some(access.actions(super::act::matching(&page.parameters.filter)));
@@ -148,6 +160,20 @@ pub(crate) async fn list(backend: Backend, Query(mut parameters): Query<Paramete
     };
     let status = status(&page.letters);
     respond(&page, status)
+}
+
+/// For the script of an open list: how many dead letters are new, or nothing.
+pub(crate) async fn news(backend: Backend, Query(wanted): Query<News>) -> Result<String, StatusCode> {
+    let request = GetDeadLetterStatsRequest {
+        filter: wanted.filter(),
+        // The total is asked for, which comes with counts by any field.
+        by: vec!["topic".to_owned()],
+        limit: 1,
+        ..GetDeadLetterStatsRequest::default()
+    };
+    let answer = backend.dead_letters().count(request).await;
+    let answer = answer.map_err(|error| Problem::from(error).status)?;
+    Ok(news::of_letters(answer.counts.map_or(0, |counts| counts.total)))
 }
 
 #[derive(Debug, Default, Deserialize)]

@@ -1,180 +1,72 @@
 //! Sign-in at an OpenID Connect provider.
 
 use std::collections::{BTreeMap, HashMap};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use base64::Engine as _;
-use base64::engine::general_purpose::{STANDARD, URL_SAFE_NO_PAD};
-use redeliver_core::{Clock as _, SystemClock};
+use base64::engine::general_purpose::URL_SAFE_NO_PAD;
+use redeliver_testkit::Reply;
 use redeliver_testkit::jwt::Issuer;
-use redeliver_testkit::{FakeEndpoint, Reply, Request};
-use ring::digest::{SHA256, digest};
+use redeliver_testkit::oidc_provider::{CODE, OidcProvider};
 use serde_json::json;
-use url::{Url, form_urlencoded};
+use url::Url;
 
 use crate::support::{Answer, Browser, Running, Service};
 
 const REDIRECT: &str = "https://console.example/sign-in/callback";
 
-/// A provider with one user.
-struct Provider {
-    endpoint: FakeEndpoint,
-    state: Arc<Mutex<State>>,
+fn provider() -> OidcProvider {
+    OidcProvider::start().unwrap()
 }
 
-struct State {
-    url: String,
-    key: Issuer,
-    /// The nonce and the challenge of the sign-in that has begun.
-    nonce: String,
-    challenge: String,
-    /// Claims of the next ID tokens that differ from valid ones.
-    wrong: BTreeMap<&'static str, String>,
-    /// Seconds.
-    lifetime: i64,
-    issued: u32,
-    /// Whether refresh tokens are accepted, each once.
-    refreshes: bool,
+/// A person begins to sign in, and agrees. Returns the state that the provider sends back.
+async fn begin(provider: &OidcProvider, browser: &mut Browser, return_to: &str) -> String {
+    let begun = browser.get(&format!("/sign-in/start?return={return_to}")).await;
+    assert_eq!(begun.status, 303, "{begun:?}");
+    let [cookie] = &begun.set[..] else {
+        panic!("{begun:?}")
+    };
+    let flags = "; Path=/; HttpOnly; SameSite=Lax; Secure; Max-Age=600";
+    assert!(
+        cookie.starts_with("__Host-redeliver-sign-in=") && cookie.ends_with(flags),
+        "{cookie}"
+    );
+    assert!(
+        begun
+            .location
+            .starts_with(&format!("{}/authorize?tenant=1&", provider.url()))
+    );
+    let sent = query(&begun.location);
+    for (name, value) in [
+        ("response_type", "code"),
+        ("client_id", "console"),
+        ("redirect_uri", REDIRECT),
+        ("scope", "openid offline_access"),
+        ("code_challenge_method", "S256"),
+        ("audience", "redeliver"),
+    ] {
+        assert_eq!(sent[name], value);
+    }
+    let back = provider.agree(&begun.location);
+    assert!(back.starts_with(&format!("{REDIRECT}?")), "{back}");
+    query(&back).remove("state").unwrap()
 }
 
-impl Provider {
-    fn start() -> Self {
-        let endpoint = FakeEndpoint::start(|_| Reply::status(404));
-        let state = Arc::new(Mutex::new(State {
-            url: endpoint.url(),
-            key: Issuer::new("key").unwrap(),
-            nonce: String::new(),
-            challenge: String::new(),
-            wrong: BTreeMap::new(),
-            lifetime: 3_600,
-            issued: 0,
-            refreshes: true,
-        }));
-        let answering = state.clone();
-        endpoint.behave(move |request| lock(&answering).reply(request));
-        Self { endpoint, state }
-    }
-
-    fn state(&self) -> MutexGuard<'_, State> {
-        lock(&self.state)
-    }
-
-    fn settings(&self, more: &str) -> String {
-        format!(
-            "  sign_in: oidc\n  oidc: {{ issuer: '{}', client_id: console, client_secret: hunter2, \
-             scope: openid offline_access, parameters: {{ audience: redeliver }}{more} }}\n",
-            self.endpoint.url()
-        )
-    }
-
-    /// A person begins to sign in. Returns the state that the provider gets.
-    async fn begin(&self, browser: &mut Browser, return_to: &str) -> String {
-        let begun = browser.get(&format!("/sign-in/start?return={return_to}")).await;
-        assert_eq!(begun.status, 303, "{begun:?}");
-        let [cookie] = &begun.set[..] else {
-            panic!("{begun:?}")
-        };
-        let flags = "; Path=/; HttpOnly; SameSite=Lax; Secure; Max-Age=600";
-        assert!(
-            cookie.starts_with("__Host-redeliver-sign-in=") && cookie.ends_with(flags),
-            "{cookie}"
-        );
-        let url: Url = begun.location.parse().unwrap();
-        assert!(
-            begun
-                .location
-                .starts_with(&format!("{}/authorize?tenant=1&", self.endpoint.url()))
-        );
-        let sent: HashMap<String, String> = url.query_pairs().into_owned().collect();
-        for (name, value) in [
-            ("response_type", "code"),
-            ("client_id", "console"),
-            ("redirect_uri", REDIRECT),
-            ("scope", "openid offline_access"),
-            ("code_challenge_method", "S256"),
-            ("audience", "redeliver"),
-        ] {
-            assert_eq!(sent[name], value);
-        }
-        let mut state = self.state();
-        sent["nonce"].clone_into(&mut state.nonce);
-        sent["code_challenge"].clone_into(&mut state.challenge);
-        sent["state"].clone()
-    }
-
-    async fn sign_in(&self, browser: &mut Browser) -> Answer {
-        let state = self.begin(browser, "/jobs").await;
-        browser
-            .get(&format!("/sign-in/callback?code=c1&state={state}"))
-            .await
-    }
+fn query(address: &str) -> HashMap<String, String> {
+    let url: Url = address.parse().unwrap();
+    url.query_pairs().into_owned().collect()
 }
 
-fn lock(state: &Mutex<State>) -> MutexGuard<'_, State> {
-    state.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-impl State {
-    fn reply(&mut self, request: &Request) -> Reply {
-        let url = &self.url;
-        match request.path.as_str() {
-            "/.well-known/openid-configuration" => Reply::ok(
-                json!({
-                    "issuer": url,
-                    "authorization_endpoint": format!("{url}/authorize?tenant=1"),
-                    "token_endpoint": format!("{url}/token"),
-                    "end_session_endpoint": format!("{url}/logout"),
-                })
-                .to_string(),
-            ),
-            "/token" => self.grant(request),
-            _ => Reply::status(404),
-        }
-    }
-
-    fn grant(&mut self, request: &Request) -> Reply {
-        let sent: HashMap<_, _> = form_urlencoded::parse(&request.body).into_owned().collect();
-        let expected = format!("Basic {}", STANDARD.encode("console:hunter2"));
-        let is_client = request
-            .headers
-            .get("authorization")
-            .is_some_and(|sent| *sent == *expected);
-        let is_granted = match sent["grant_type"].as_str() {
-            "authorization_code" => {
-                let challenge = digest(&SHA256, sent["code_verifier"].as_bytes());
-                sent["code"] == "c1"
-                    && sent["redirect_uri"] == REDIRECT
-                    && URL_SAFE_NO_PAD.encode(challenge) == self.challenge
-            }
-            "refresh_token" => self.refreshes && sent["refresh_token"] == format!("refresh-{}", self.issued),
-            _ => false,
-        };
-        if !is_client || !is_granted {
-            let refusal = json!({ "error": "invalid_grant" }).to_string();
-            return Reply::Status(400, Vec::new(), refusal.into());
-        }
-        self.issued += 1;
-        let expires = SystemClock.now().as_millis() / 1_000 + self.lifetime;
-        let mut claims = json!({
-            "iss": self.url, "aud": "console", "sub": "u1", "exp": expires, "nonce": self.nonce,
-            "preferred_username": "Ada <ada@example>",
-        });
-        for (name, value) in &self.wrong {
-            claims[*name] = value
-                .parse()
-                .map_or_else(|_| json!(value), |number: i64| json!(number));
-        }
-        let granted = json!({
-            "access_token": format!("access-{}", self.issued), "token_type": "Bearer", "expires_in": self.lifetime,
-            "id_token": self.key.sign(&claims).unwrap(), "refresh_token": format!("refresh-{}", self.issued),
-        });
-        Reply::ok(granted.to_string())
-    }
+async fn sign_in(provider: &OidcProvider, browser: &mut Browser) -> Answer {
+    let state = begin(provider, browser, "/jobs").await;
+    browser
+        .get(&format!("/sign-in/callback?code={CODE}&state={state}"))
+        .await
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn services_get_the_access_token() {
-    let (service, provider) = (Service::start(|_| true), Provider::start());
+    let (service, provider) = (Service::start(|_| true), provider());
     let console = Running::start(&service, &provider.settings(""));
     let mut browser = Browser::new(&console);
     let page = browser.get("/sign-in?return=%2Fjobs").await;
@@ -183,7 +75,7 @@ async fn services_get_the_access_token() {
         "{page:?}"
     );
 
-    let signed_in = provider.sign_in(&mut browser).await;
+    let signed_in = sign_in(&provider, &mut browser).await;
     // Not a redirect, with which a browser would not send the new cookies.
     assert_eq!(signed_in.status, 200, "{signed_in:?}");
     assert!(
@@ -206,10 +98,10 @@ async fn services_get_the_access_token() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn services_get_the_id_token() {
-    let (service, provider) = (Service::start(|_| true), Provider::start());
+    let (service, provider) = (Service::start(|_| true), provider());
     let console = Running::start(&service, &provider.settings(", token: id_token"));
     let mut browser = Browser::new(&console);
-    provider.sign_in(&mut browser).await;
+    sign_in(&provider, &mut browser).await;
     assert_eq!(browser.get("/jobs").await.status, 403);
     let tokens = service.tokens();
     assert_eq!(tokens.last().unwrap().split('.').count(), 3, "{tokens:?}");
@@ -217,7 +109,7 @@ async fn services_get_the_id_token() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn foreign_answers_are_refused() {
-    let (service, provider) = (Service::start(|_| true), Provider::start());
+    let (service, provider) = (Service::start(|_| true), provider());
     let console = Running::start(&service, &provider.settings(""));
     let refused = async |browser: &mut Browser, query: &str, problem: &str| {
         let answer = browser.get(&format!("/sign-in/callback?{query}")).await;
@@ -231,13 +123,13 @@ async fn foreign_answers_are_refused() {
         );
     };
     let mut browser = Browser::new(&console);
-    refused(&mut browser, "code=c1&state=x", "has ended").await;
-    let state = provider.begin(&mut browser, "/").await;
+    refused(&mut browser, &format!("code={CODE}&state=x"), "has ended").await;
+    let state = begin(&provider, &mut browser, "/").await;
     // Another browser has another sign-in.
     let mut other = Browser::new(&console);
-    provider.begin(&mut other, "/").await;
-    refused(&mut other, &format!("code=c1&state={state}"), "has ended").await;
-    let state = provider.begin(&mut browser, "/").await;
+    begin(&provider, &mut other, "/").await;
+    refused(&mut other, &format!("code={CODE}&state={state}"), "has ended").await;
+    let state = begin(&provider, &mut browser, "/").await;
     refused(
         &mut browser,
         &format!("code=guessed&state={state}"),
@@ -245,15 +137,15 @@ async fn foreign_answers_are_refused() {
     )
     .await;
     // The sign-in is over.
-    refused(&mut browser, &format!("code=c1&state={state}"), "has ended").await;
-    let state = provider.begin(&mut browser, "/").await;
+    refused(&mut browser, &format!("code={CODE}&state={state}"), "has ended").await;
+    let state = begin(&provider, &mut browser, "/").await;
     let denied = format!("state={state}&error=access_denied&error_description=%3Cb%3Eno");
     refused(&mut browser, &denied, "access_denied &#60;b&#62;no").await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn wrong_id_tokens_are_refused() {
-    let (service, provider) = (Service::start(|_| true), Provider::start());
+    let (service, provider) = (Service::start(|_| true), provider());
     let console = Running::start(&service, &provider.settings(""));
     for (claim, value, problem) in [
         ("iss", "https://evil.example", "`iss` is another issuer"),
@@ -264,7 +156,7 @@ async fn wrong_id_tokens_are_refused() {
     ] {
         provider.state().wrong = BTreeMap::from([(claim, value.to_owned())]);
         let mut browser = Browser::new(&console);
-        let answer = provider.sign_in(&mut browser).await;
+        let answer = sign_in(&provider, &mut browser).await;
         assert!(
             answer.status == 502 && answer.body.contains(problem),
             "{claim}: {answer:?}"
@@ -275,12 +167,12 @@ async fn wrong_id_tokens_are_refused() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn expiring_tokens_are_renewed_once() {
-    let (service, provider) = (Service::start(|_| true), Provider::start());
+    let (service, provider) = (Service::start(|_| true), provider());
     let console = Running::start(&service, &provider.settings(""));
     let mut browser = Browser::new(&console);
     // The first token has expired already, and the next ones have not.
     provider.state().lifetime = 0;
-    provider.sign_in(&mut browser).await;
+    sign_in(&provider, &mut browser).await;
     provider.state().lifetime = 3_600;
     let mut tabs: Vec<Browser> = (0..4).map(|_| browser.clone()).collect();
     let [a, b, c, d] = &mut tabs[..] else {
@@ -299,7 +191,7 @@ async fn expiring_tokens_are_renewed_once() {
 
     // The token of another user is refused.
     provider.state().lifetime = 0;
-    provider.sign_in(&mut browser).await;
+    sign_in(&provider, &mut browser).await;
     provider.state().lifetime = 3_600;
     provider.state().wrong = BTreeMap::from([("sub", "u2".to_owned())]);
     assert_eq!(browser.get("/jobs").await.status, 401);
@@ -307,15 +199,15 @@ async fn expiring_tokens_are_renewed_once() {
 
     // A provider that refuses ends the session with its token.
     provider.state().lifetime = 0;
-    provider.sign_in(&mut browser).await;
+    sign_in(&provider, &mut browser).await;
     provider.state().refreshes = false;
     assert_eq!(browser.get("/jobs").await.status, 401);
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn missing_provider_is_named() {
-    let (service, provider) = (Service::start(|_| true), Provider::start());
-    let url = provider.endpoint.url();
+    let (service, provider) = (Service::start(|_| true), provider());
+    let url = provider.url();
     for (issuer, problem) in [
         ("https://other.example", "names another issuer"),
         ("", "answered 404"),
@@ -345,15 +237,15 @@ async fn renewed_tokens_have_own_scopes() {
         "access-1" => vec!["*"],
         _ => vec!["jobs:read"],
     });
-    let provider = Provider::start();
+    let provider = provider();
     let console = Running::start(&service, &provider.settings(""));
     let mut browser = Browser::new(&console);
-    provider.sign_in(&mut browser).await;
+    sign_in(&provider, &mut browser).await;
     let form = "/act/job?verb=schedule";
     assert_eq!(browser.get(form).await.status, 200);
     // The next token has expired already, and the page renews it.
     provider.state().lifetime = 0;
-    provider.sign_in(&mut browser).await;
+    sign_in(&provider, &mut browser).await;
     provider.state().lifetime = 3_600;
     let answer = browser.get(form).await;
     assert!(
@@ -376,22 +268,22 @@ async fn rotated_keys_end_old_sessions() {
             .iter()
             .any(|id| header.contains(&format!("\"kid\":\"{id}\"")))
     });
-    let provider = Provider::start();
+    let provider = provider();
     let use_key = |id| provider.state().key = Issuer::new(id).unwrap();
     let publish = |ids: &[&'static str]| *published.lock().unwrap() = ids.to_vec();
     let console = Running::start(&service, &provider.settings(", token: id_token"));
     let [mut before, mut renewing, mut after] = [(); 3].map(|()| Browser::new(&console));
     use_key("old");
-    provider.sign_in(&mut before).await;
+    sign_in(&provider, &mut before).await;
     // This session is renewed with its next page.
     provider.state().lifetime = 0;
-    provider.sign_in(&mut renewing).await;
+    sign_in(&provider, &mut renewing).await;
     provider.state().lifetime = 3_600;
 
     publish(&["old", "new"]);
     use_key("new");
     assert_eq!(renewing.get("/jobs").await.status, 403);
-    provider.sign_in(&mut after).await;
+    sign_in(&provider, &mut after).await;
     for browser in [&mut before, &mut renewing, &mut after] {
         // The service accepts the token, and permits nothing.
         assert_eq!(browser.get("/jobs").await.status, 403);
@@ -405,6 +297,6 @@ async fn rotated_keys_end_old_sessions() {
         refused.status == 401 && refused.body.contains("Sign in again"),
         "{refused:?}"
     );
-    provider.sign_in(&mut before).await;
+    sign_in(&provider, &mut before).await;
     assert_eq!(before.get("/jobs").await.status, 403);
 }

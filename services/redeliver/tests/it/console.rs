@@ -3,6 +3,8 @@
 mod browser;
 mod house;
 mod in_browser;
+mod news;
+mod oidc;
 mod tasks;
 mod waiting;
 
@@ -13,6 +15,7 @@ use std::process::Command;
 use redeliver_core::{Clock as _, SystemClock};
 use redeliver_testkit::http::{self, Method};
 use redeliver_testkit::jwt::{Issuer, jwks};
+use redeliver_testkit::oidc_provider::AUDIENCE;
 use redeliver_testkit::{FakeEndpoint, Process, Reply, ServiceProcess, binary, eventually, free_port, run};
 use serde_json::json;
 use sha2::{Digest as _, Sha256};
@@ -345,6 +348,18 @@ fn pages_and_their_commands_work() {
     ] {
         check(console, config, page, shown);
     }
+    // What the script of an open list asks, while more letters die.
+    for page in [
+        "/letters?filter=error_code%20%3D%20%22x%22%20OR%20error_code%20%3D%20%22http.422%22",
+        "/groups?sort=new",
+    ] {
+        let (_, body) = http::get(console, page).unwrap();
+        let news = unescaped(between(&body, "data-news=\"", "\""));
+        eventually(&news, DEADLINE, || match http::get(console, &news) {
+            Ok((200, text)) if text.contains("new dead letter") => Ok(()),
+            other => Err(format!("{other:?}")),
+        });
+    }
     let payload = http::exchange(
         Method::GET,
         console,
@@ -387,6 +402,9 @@ fn pages_and_their_commands_work() {
 /// How a record begins that the endpoint of [`SignIn`] does not reject, but fails for now.
 const WAITS: &[u8] = br#"{"waits":"#;
 
+/// The settings of a console whose viewers enter tokens.
+const WITH_TOKENS: &str = "  sign_in: token\n";
+
 /// The program with sign-in, at a real inspector.
 struct SignIn {
     address: SocketAddr,
@@ -399,11 +417,11 @@ impl SignIn {
     /// With these tokens and their scopes, and more settings of the inspector. The endpoint of the pipeline rejects records, and
     /// repeats them, except those that begin with [`WAITS`] or `busy`: they wait for an hour, and are accepted then.
     fn start(tokens: &[(&str, &str)], settings: &[String]) -> Self {
-        Self::start_with(tokens, settings, "")
+        Self::start_with(tokens, settings, "", WITH_TOKENS)
     }
 
-    /// As [`SignIn::start`], with more pipelines, which only the inspector knows.
-    fn start_with(tokens: &[(&str, &str)], settings: &[String], pipelines: &str) -> Self {
+    /// As [`SignIn::start`], with more pipelines, which only the inspector knows, and these settings of the console.
+    fn start_with(tokens: &[(&str, &str)], settings: &[String], pipelines: &str, console: &str) -> Self {
         let entry = |(index, (token, scopes)): (usize, &(&str, &str))| {
             let hash: String = Sha256::digest(token)
                 .iter()
@@ -441,14 +459,12 @@ impl SignIn {
         let url = format!("console.inspector.url=http://{}", inspector.word_after(" api="));
         // No other service decides about tokens: nothing listens on port 1.
         let scheduler = "console.scheduler.url=http://127.0.0.1:1";
-        let settings = [
-            "console.listen=127.0.0.1:0",
-            "console.sign_in=token",
-            &url,
-            scheduler,
-        ];
+        let settings = ["console.listen=127.0.0.1:0", &url, scheduler];
         let arguments: Vec<&str> = settings.iter().flat_map(|setting| ["--set", setting]).collect();
-        let mut console = pipe.start("console", "a", &arguments);
+        let env = pipe
+            .env
+            .with_yaml(&format!("{}console:\n{console}", pipe.env.yaml()));
+        let mut console = env.start("console", "a", &arguments);
         Self {
             address: console.word_after(" address=").parse().unwrap(),
             console,
@@ -774,6 +790,17 @@ fn silent_services_are_named() {
     answers(&system);
 }
 
+/// The settings of an inspector that accepts the tokens of an issuer, whose keys are at this address.
+fn accepting(issuer: &str, url: &str) -> [String; 3] {
+    let keys = format!("{url}/keys");
+    let settings = [
+        ("issuer", issuer),
+        ("audience", AUDIENCE),
+        ("jwks_url", keys.as_str()),
+    ];
+    settings.map(|(key, value)| format!("dlq_inspector.auth.jwt.{key}={value}"))
+}
+
 #[test]
 fn rotated_keys_need_no_restart() {
     let [old, new, forged] = ["old", "new", "forged"].map(|id| Issuer::new(id).unwrap());
@@ -783,16 +810,12 @@ fn rotated_keys_need_no_restart() {
         issuer.behave(move |_| Reply::ok(keys.clone()));
     };
     publish(&[&old]);
-    let settings = [
-        "dlq_inspector.auth.jwt.issuer=https://login.test".to_owned(),
-        "dlq_inspector.auth.jwt.audience=redeliver".to_owned(),
-        format!("dlq_inspector.auth.jwt.jwks_url={}/keys", issuer.url()),
-    ];
+    let settings = accepting("https://login.test", &issuer.url());
     let system = SignIn::start(&[("other", "jobs:read")], &settings);
     let token = |key: &Issuer| {
         let expires = SystemClock.now().as_millis() / 1_000 + 600;
         let claims = json!({
-            "iss": "https://login.test", "aud": "redeliver", "sub": "ann", "exp": expires, "scope": "dead-letters:read",
+            "iss": "https://login.test", "aud": AUDIENCE, "sub": "ann", "exp": expires, "scope": "dead-letters:read",
         });
         key.sign(&claims).unwrap()
     };

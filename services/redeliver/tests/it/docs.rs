@@ -280,6 +280,25 @@ fn relative_links_resolve() {
     assert!(broken.is_empty(), "{broken:#?}");
 }
 
+/// Tests of the console write them, so that they look like the console of today.
+#[test]
+fn pictures_are_small_and_used() {
+    let docs = repository().join("docs");
+    let mut pages = Vec::new();
+    self::pages(&docs, &mut pages);
+    let text: String = pages.iter().map(|page| prose(page)).collect();
+    for entry in std::fs::read_dir(docs.join("pictures")).unwrap() {
+        let entry = entry.unwrap();
+        let (name, length) = (entry.file_name(), entry.metadata().unwrap().len());
+        let name = name.to_string_lossy();
+        assert!(length <= 150_000, "{name} has {length} bytes");
+        assert!(
+            text.contains(&format!("](pictures/{name})")),
+            "no page shows {name}"
+        );
+    }
+}
+
 #[test]
 fn readme_is_short() {
     let length = std::fs::metadata(repository().join("README.md")).unwrap().len();

@@ -3,7 +3,7 @@
 use std::cell::Cell;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::net::SocketAddr;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use base64::prelude::{BASE64_STANDARD, Engine};
@@ -13,6 +13,7 @@ use redeliver_testkit::{Process, eventually};
 use serde_json::{Value, json};
 
 use super::{between, unescaped};
+use crate::docs::repository;
 use crate::support::DEADLINE;
 
 /// Finds what people with a screen reader, a keyboard or weak eyes cannot use.
@@ -87,6 +88,13 @@ pub(super) const WITHOUT_SCRIPTS: View = View {
     ..View::new("plain-390", "light", 390, PHOENIX)
 };
 
+/// The pages whose beginnings are pictures of the docs, with the names of these.
+const PICTURES: [(&str, &str); 3] = [
+    ("now-paused", "now"),
+    ("letters-retried", "dead-letter"),
+    ("form-start", "redrive"),
+];
+
 /// A session of the WebDriver protocol (<https://www.w3.org/TR/webdriver2/>), whose dozen commands need no crate: the known ones enable
 /// features of `serde_json` in every test, or bring the dependencies of a server.
 struct Driver {
@@ -153,6 +161,11 @@ pub(super) struct Browser {
 
 impl Browser {
     pub(super) fn start(console: SocketAddr) -> Self {
+        Self::start_at(format!("http://{console}"))
+    }
+
+    /// With the scheme, the host and the port at which it finds the console.
+    pub(super) fn start_at(origin: String) -> Self {
         let mut command = Command::new("chromedriver");
         command.arg("--port=0");
         let mut chromedriver = Process::spawn(command).unwrap_or_else(|error| {
@@ -184,7 +197,7 @@ impl Browser {
         std::fs::create_dir_all(&screenshots).unwrap();
         let mut browser = Self {
             driver: Driver::start(([127, 0, 0, 1], port).into(), &capabilities),
-            origin: format!("http://{console}"),
+            origin,
             screenshots,
             view: WIDE,
             faults: Vec::new(),
@@ -226,9 +239,24 @@ impl Browser {
     }
 
     pub(super) fn path(&self) -> String {
-        let url = self.driver.get("/url");
-        let path = url.as_str().unwrap().strip_prefix(&self.origin).unwrap();
-        path.split('?').next().unwrap().to_owned()
+        self.path_here().unwrap()
+    }
+
+    /// The path of the page, or the address of a page that is not of the console.
+    fn path_here(&self) -> Result<String, String> {
+        let url = self.driver.get("/url").as_str().unwrap().to_owned();
+        match url.strip_prefix(&self.origin) {
+            Some(path) => Ok(path.split('?').next().unwrap().to_owned()),
+            None => Err(url),
+        }
+    }
+
+    /// Waits for a page to which others lead by themselves.
+    pub(super) fn arrives(&self, expected: &str) {
+        eventually(expected, DEADLINE, || match self.path_here() {
+            Ok(path) if path == expected => Ok(()),
+            Ok(elsewhere) | Err(elsewhere) => Err(elsewhere),
+        });
     }
 
     /// The path of the commands of an element, once there is one.
@@ -317,6 +345,12 @@ impl Browser {
         self.driver.post("/execute/sync", &parameters)
     }
 
+    fn capture(&self, parameters: &Value, file: &Path) {
+        let shot = self.tell("Page.captureScreenshot", parameters);
+        let png = BASE64_STANDARD.decode(shot["data"].as_str().unwrap()).unwrap();
+        std::fs::write(file, png).unwrap();
+    }
+
     /// Takes a screenshot of the page, and looks for what is wrong with it.
     pub(super) fn inspect(&mut self, page: &str) {
         let View {
@@ -349,10 +383,17 @@ impl Browser {
             faults.extend(found);
         }
         self.resize(size[1].as_u64().unwrap().clamp(500, 5000));
-        let shot = self.tell("Page.captureScreenshot", &json!({ "format": "png" }));
+        let file = self.screenshots.join(format!("{page}.{name}.png"));
+        self.capture(&json!({ "format": "png" }), &file);
+        let picture = PICTURES.iter().find(|(of, _)| *of == page && name == WIDE.name);
+        if let Some((_, picture)) = picture
+            && std::env::var_os("REDELIVER_UPDATE").is_some()
+        {
+            let clip = json!({ "x": 0, "y": 0, "width": width, "height": 800, "scale": 1 });
+            let file = repository().join(format!("docs/pictures/{picture}.png"));
+            self.capture(&json!({ "format": "png", "clip": clip }), &file);
+        }
         self.resize(900);
-        let png = BASE64_STANDARD.decode(shot["data"].as_str().unwrap()).unwrap();
-        std::fs::write(self.screenshots.join(format!("{page}.{name}.png")), png).unwrap();
         self.faults
             .extend(faults.into_iter().map(|fault| format!("{page} {name}: {fault}")));
     }

@@ -6,7 +6,7 @@ use redeliver_testkit::{binary, run};
 
 use super::browser::{Browser, NARROW, VIEWS, WIDE, WITHOUT_SCRIPTS, crawl};
 use super::house::{APP, HOSTILE, House};
-use super::{Form, SignIn, between, demo, link, unescaped};
+use super::{Form, SignIn, WITH_TOKENS, between, demo, link, unescaped};
 use crate::support::Draft;
 
 const OPEN: &str = "state%20%3D%20OPEN%20AND%20";
@@ -361,7 +361,7 @@ fn viewers_sign_in_and_out() {
         )
     });
     let tokens = [("reader", "dead-letters:read"), ("other", "jobs:read")];
-    let system = SignIn::start_with(&tokens, &[], &pipelines.collect::<String>());
+    let system = SignIn::start_with(&tokens, &[], &pipelines.collect::<String>(), WITH_TOKENS);
     let mut browser = Browser::start(system.address);
     for view in VIEWS.into_iter().chain([WITHOUT_SCRIPTS]) {
         browser.look_as(view);
