@@ -6,6 +6,8 @@ use std::fmt;
 /// Of the output of a failed test, from its first panic to the backtrace if there is one.
 const SHOWN_LINES: usize = 30;
 const SHOWN_CHARACTERS: usize = 500;
+/// With more of them, something is broken, or the machine is too slow for all of them.
+const MAX_LATE: usize = 3;
 /// Of what is written to stderr before a crash is reported.
 const CRASH_LINES: usize = 15;
 
@@ -28,6 +30,14 @@ impl Failure {
         if !self.is_complete && self.lines.len() < SHOWN_LINES {
             self.lines.push(line.chars().take(SHOWN_CHARACTERS).collect());
         }
+    }
+}
+
+impl Failure {
+    /// Whether a condition was not met in time.
+    fn has_waited(&self) -> bool {
+        let mut lines = self.lines.iter();
+        lines.any(|line| line.contains(": not within ") || line.contains("timed out"))
     }
 }
 
@@ -73,6 +83,8 @@ pub(crate) struct Summary {
     /// Names of the tests with `#[ignore = "long"]` that were not run.
     pub(crate) long: Vec<String>,
     pub(crate) failures: Vec<Failure>,
+    /// Names of the tests that have failed beside others and passed alone.
+    pub(crate) flaky: Vec<String>,
     /// Whether the next lines are the output of the last failed test.
     pub(crate) is_in_failure: bool,
 }
@@ -125,9 +137,29 @@ impl Summary {
     pub(crate) fn add_results(&mut self, other: Summary) {
         self.failures.extend(other.failures);
         self.long.extend(other.long);
+        self.flaky.extend(other.flaky);
         self.passed += other.passed;
         self.failed += other.failed;
         self.ignored += other.ignored;
+    }
+
+    /// The failed tests, if they are few and all of them have waited in vain for other processes, which a busy machine can cause. A wrong result is never among
+    /// them.
+    pub(crate) fn late(&self) -> Vec<String> {
+        let is_late = self.failures.iter().all(Failure::has_waited);
+        let are_all_known = self.failures.len() as u64 == self.failed;
+        let late = self.failures.iter().map(|failure| failure.name.clone());
+        match is_late && are_all_known && self.failures.len() <= MAX_LATE {
+            true => late.collect(),
+            false => Vec::new(),
+        }
+    }
+
+    /// Counts the failed tests, which are these ones, as passed. Their output stays.
+    pub(crate) fn set_flaky(&mut self, names: Vec<String>) {
+        self.passed += names.len() as u64;
+        self.failed -= names.len() as u64;
+        self.flaky = names;
     }
 
     /// Ignored tests that are not long.
@@ -145,6 +177,14 @@ impl fmt::Display for Summary {
             self.failed,
             self.skipped()
         )?;
+        if !self.flaky.is_empty() {
+            write!(
+                f,
+                ", {} of the passed only alone: {}",
+                self.flaky.len(),
+                self.flaky.join(", ")
+            )?;
+        }
         match self.long.len() {
             0 => Ok(()),
             long => write!(f, " (long tests, run by `cargo xtask test --long`: {long})"),
@@ -155,6 +195,36 @@ impl fmt::Display for Summary {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn only_waiting_tests_are_late() {
+        let of = |text: &str| {
+            let mut summary = Summary::default();
+            let output = format!(
+                "---- a stdout ----\nthread 'a' (7) panicked at src/a.rs:3:5:\n{text}\n\nfailures:\n"
+            );
+            let result = "test result: FAILED. 2 passed; 1 failed; 0 ignored;";
+            output.lines().chain([result]).for_each(|line| summary.add(line));
+            summary
+        };
+        let mut waiting = of("the record arrives: not within 60s; last seen: nothing");
+        assert_eq!(waiting.late(), ["a"]);
+        waiting.set_flaky(waiting.late());
+        assert_eq!(
+            waiting.to_string(),
+            "3 passed, 0 failed, 0 skipped, 1 of the passed only alone: a"
+        );
+        assert_eq!(waiting.failures.len(), 1);
+        assert!(
+            of("assertion `left == right` failed: 1 doubled")
+                .late()
+                .is_empty()
+        );
+        let mut crashed = of("the record arrives: not within 60s");
+        crashed.failed += 1;
+        assert!(crashed.late().is_empty());
+        assert!(Summary::default().late().is_empty());
+    }
 
     #[test]
     fn results_are_added_up() {

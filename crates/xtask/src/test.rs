@@ -117,7 +117,11 @@ fn build_and_test(
         test.args(["test", "--no-fail-fast"]);
         test.args(packages).args(selection).args(for_cargo);
         if arguments.long {
-            test.args((!for_cargo.iter().any(|argument| argument == "--")).then_some("--"));
+            let mut given = for_cargo
+                .iter()
+                .map(String::as_str)
+                .chain(selection.iter().copied());
+            test.args((!given.any(|argument| argument == "--")).then_some("--"));
             test.arg("--include-ignored");
         }
         test.env(Service::Kafka.variable(), &addresses.brokers);
@@ -140,14 +144,32 @@ fn build_and_test(
             .map(|selection| test(&OTHERS, selection))
             .collect()
     };
-    let (integration, others) = std::thread::scope(|scope| {
-        let integration = scope.spawn(|| test(&OTHERS, &["--test", "it"]));
-        let others: Result<Vec<_>> = in_order(&[&["--test", "system"], &["--lib", "--bins"], &["--doc"]]);
-        (integration.join().expect("it does not panic"), others)
+    let on_servers =
+        |target: &str| -> Result<_> { Ok((target.to_owned(), test(&OTHERS, &["--test", target])?)) };
+    let (integration, system, others) = std::thread::scope(|scope| {
+        let integration = scope.spawn(|| on_servers("it"));
+        let system = on_servers("system");
+        let others: Result<Vec<_>> = in_order(&[&["--lib", "--bins"], &["--doc"]]);
+        (integration.join().expect("it does not panic"), system, others)
     });
-    let (status, mut summary) = integration?;
-    let mut statuses = vec![status];
     let lake = test(&ONLY_LAKE, &[])?;
+    let (mut statuses, mut summary) = (Vec::new(), Summary::default());
+    for (target, (status, mut results)) in [integration?, system?] {
+        let late = results.late();
+        let again = if late.is_empty() {
+            status
+        } else {
+            interrupt.check()?;
+            let alone = ["--test", &target, "--", "--exact", "--test-threads=1"];
+            let selection: Vec<&str> = alone.into_iter().chain(late.iter().map(String::as_str)).collect();
+            test(&OTHERS, &selection)?.0
+        };
+        if again.success() {
+            results.set_flaky(late);
+        }
+        statuses.push(again);
+        summary.add_results(results);
+    }
     for (status, results) in others?.into_iter().chain([lake]) {
         statuses.push(status);
         summary.add_results(results);
