@@ -24,6 +24,7 @@ use hyper::header::{HeaderMap, HeaderName, HeaderValue};
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioExecutor, TokioIo};
 use hyper_util::server::conn::auto;
+use redeliver_testkit::until_seen;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpStream;
 use tokio::sync::{oneshot, watch};
@@ -512,7 +513,6 @@ mod tests {
     use std::net::TcpStream;
 
     use super::*;
-    use crate::eventually;
 
     const SOON: Duration = Duration::from_secs(10);
 
@@ -586,10 +586,7 @@ mod tests {
         let endpoint = FakeEndpoint::start(|_| Reply::Hang);
         let mut waiting = [send(&endpoint, "k", "first"), send(&endpoint, "k", "second")];
         let in_flight = |wanted| {
-            eventually("calls in flight", SOON, || match endpoint.in_flight() {
-                seen if seen == wanted => Ok(()),
-                seen => Err(seen),
-            });
+            until_seen("calls in flight", || endpoint.in_flight(), |seen| *seen == wanted);
         };
         in_flight(2);
         waiting[0]

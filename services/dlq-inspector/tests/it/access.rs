@@ -16,7 +16,7 @@ use redeliver_proto::v1::dead_letter_service_client::DeadLetterServiceClient;
 use redeliver_proto::v1::redrive_service_client::RedriveServiceClient;
 use redeliver_proto::v1::watch_dead_letters_response::Event;
 use redeliver_service::identity::{NewToken, new_token};
-use redeliver_testkit::{CommandOutput, eventually_async};
+use redeliver_testkit::{CommandOutput, ensure, eventually_async};
 use serde_json::json;
 use tokio::time::timeout;
 use tonic::service::interceptor::InterceptedService;
@@ -89,11 +89,7 @@ async fn all_are_listed(client: &TokenClient) {
 async fn until_listed(client: &TokenClient, filter: &str, count: usize) {
     eventually_async("the dead letters", DEADLINE, async || {
         let listed = pages(&mut client.clone(), filter, &mut Answers::default()).await;
-        if listed.len() == count {
-            Ok(())
-        } else {
-            Err(listed.len())
-        }
+        ensure(listed.len() == count, listed.len())
     })
     .await;
 }
@@ -572,11 +568,7 @@ async fn group_change_needs_all_its_topics() {
     eventually_async("the group is regressed", DEADLINE, async || {
         let found = groups(&mut all.clone(), "", &mut Answers::default()).await;
         let states: Vec<_> = found.iter().map(v1::Group::state).collect();
-        if states == [v1::GroupState::Regressed] {
-            Ok(())
-        } else {
-            Err(format!("{states:?}"))
-        }
+        ensure(states == [v1::GroupState::Regressed], format!("{states:?}"))
     })
     .await;
     let seen = groups(&mut orders_only, "", &mut answers).await;

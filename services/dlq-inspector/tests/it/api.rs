@@ -7,7 +7,7 @@ use bytes::Bytes;
 use redeliver_core::{Clock as _, Headers, SystemClock};
 use redeliver_proto::error::reason;
 use redeliver_proto::v1;
-use redeliver_testkit::{eventually, eventually_async};
+use redeliver_testkit::{ensure, eventually, eventually_async};
 use tonic::Code;
 use tonic_types::StatusExt as _;
 
@@ -234,11 +234,7 @@ async fn counts_are_grouped_by_topic() {
             .get_dead_letter_stats(v1::GetDeadLetterStatsRequest::default())
             .await;
         let topics = stats.unwrap().into_inner().topics;
-        if topics[0].until_removal.is_some() {
-            Ok(())
-        } else {
-            Err(format!("{topics:?}"))
-        }
+        ensure(topics[0].until_removal.is_some(), format!("{topics:?}"))
     })
     .await;
     let mut client = inspector.client().await;

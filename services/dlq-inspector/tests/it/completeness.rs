@@ -7,7 +7,7 @@ use redeliver_proto::error::reason;
 use redeliver_proto::v1;
 use redeliver_proto::v1::watch_dead_letters_response::Event;
 use redeliver_testkit::local_kafka::kafka_tool;
-use redeliver_testkit::{LocalKafka, eventually_async, run};
+use redeliver_testkit::{LocalKafka, ensure, eventually_async, run};
 use tonic::Code;
 
 use crate::support::{Client, DEADLINE, InspectorEnv, dead, ids};
@@ -174,11 +174,10 @@ async fn answers_name_unreadable_topics() {
     eventually_async("everything is read", DEADLINE, async || {
         let page = list(&mut client, "").await.unwrap();
         let completeness = page.completeness.clone().unwrap();
-        if completeness.complete && page.dead_letters.len() == 3 {
-            Ok(())
-        } else {
-            Err(format!("{completeness:?}"))
-        }
+        ensure(
+            completeness.complete && page.dead_letters.len() == 3,
+            format!("{completeness:?}"),
+        )
     })
     .await;
     assert_eq!(ids(&inspector.list("state = DISCARDED").await), [first.as_str()]);
@@ -199,11 +198,7 @@ async fn answers_name_unreadable_topics() {
     deny(&kafka, "Read", &[ledger::TOPIC]);
     eventually_async("the states are unknown", DEADLINE, async || {
         let completeness = list(&mut client, "").await.unwrap().completeness.unwrap();
-        if completeness.states_known {
-            Err(format!("{completeness:?}"))
-        } else {
-            Ok(())
-        }
+        ensure(!completeness.states_known, format!("{completeness:?}"))
     })
     .await;
     env.put(&open, 0, vec![dead("d", "v", &[])]).await;
@@ -226,11 +221,10 @@ async fn answers_name_unreadable_topics() {
         let page = list(&mut client, "").await.unwrap();
         let missing = missing(&page.completeness.unwrap(), &closed);
         assert_eq!(page.dead_letters.len(), 4);
-        if missing == [(None, v1::MissingReason::Refused)] {
-            Ok(())
-        } else {
-            Err(format!("{missing:?}"))
-        }
+        ensure(
+            missing == [(None, v1::MissingReason::Refused)],
+            format!("{missing:?}"),
+        )
     })
     .await;
 }

@@ -3,8 +3,8 @@
 use redeliver_dlq_inspector::group_states::TOPIC;
 use redeliver_proto::error::reason;
 use redeliver_proto::{Message as _, v1};
-use redeliver_testkit::eventually_async;
 use redeliver_testkit::kafka_request::delete_records;
+use redeliver_testkit::{ensure, eventually_async};
 use tonic::{Code, Status};
 use v1::GroupState;
 
@@ -280,11 +280,10 @@ async fn unreadable_group_is_not_changed() {
         env.write(TOPIC, &key, Some(value.into())).await;
         eventually_async("the problem is shown", DEADLINE, async || {
             let group = get(&mut client.clone(), id).await.unwrap();
-            if group.problem.contains(problem) && group.state() == state {
-                Ok(())
-            } else {
-                Err(format!("{group:?}"))
-            }
+            ensure(
+                group.problem.contains(problem) && group.state() == state,
+                format!("{group:?}"),
+            )
         })
         .await;
         let ready = inspector.process.get("/readyz").1;

@@ -2,8 +2,8 @@
 
 use redeliver_proto::error::reason;
 use redeliver_proto::v1;
-use redeliver_testkit::eventually_async;
 use redeliver_testkit::kafka_request::delete_records;
+use redeliver_testkit::{ensure, eventually_async};
 use tonic::Code;
 
 use crate::support::{DEADLINE, Dead, Inspector, InspectorEnv, dead};
@@ -168,11 +168,7 @@ async fn one_cause_is_one_group_everywhere() {
     eventually_async("the groups of what is left", DEADLINE, async || {
         let found = groups(&mut first, "", 50).await;
         // The order of groups with the same count is that of their ids.
-        if counts(&found) == expected {
-            Ok(())
-        } else {
-            Err(format!("{found:?}"))
-        }
+        ensure(counts(&found) == expected, format!("{found:?}"))
     })
     .await;
 }

@@ -7,8 +7,8 @@ use redeliver_core::{Headers, Position, Record, Timestamp};
 use redeliver_proto::v1::JobOutcomeState as State;
 use redeliver_proto::v1::waiting_service_client::WaitingServiceClient;
 use redeliver_proto::{error, v1};
-use redeliver_testkit::eventually_async;
 use redeliver_testkit::kafka_request::delete_topic;
+use redeliver_testkit::{ensure, eventually_async};
 use tonic::{Code, Status};
 
 use crate::access::Callers;
@@ -76,10 +76,7 @@ async fn outcomes(inspector: &mut Inspector, job: &str, topic: &str) -> Vec<v1::
 async fn until(inspector: &mut Inspector, job: &str, topic: &str, state: State) -> v1::JobOutcome {
     eventually_async(&format!("{job} is {state:?}"), DEADLINE * 2, async || {
         let outcome = outcomes(inspector, job, topic).await.swap_remove(0);
-        match outcome.state() == state {
-            true => Ok(outcome),
-            false => Err(format!("{outcome:?}")),
-        }
+        ensure(outcome.state() == state, format!("{outcome:?}")).map(|()| outcome)
     })
     .await
 }

@@ -6,8 +6,8 @@ use redeliver_dlq_inspector::index::FILE;
 use redeliver_proto::error::reason;
 use redeliver_proto::v1;
 use redeliver_proto::v1::watch_dead_letters_response::Event;
-use redeliver_testkit::eventually_async;
 use redeliver_testkit::kafka_request::{delete_records, delete_topic};
+use redeliver_testkit::{ensure, eventually_async};
 use tonic::Code;
 
 use crate::support::{DEADLINE, Dead, Inspector, InspectorEnv, dead, ids};
@@ -223,11 +223,7 @@ async fn recreated_topic_is_read_again() {
         let new = new.filter(|letter| letter.key.as_deref().is_some_and(is_new));
         let (new, all) = (new.count(), letters.len());
         assert!(new == 0 || new == all, "{new} of {all}");
-        if new == 4 {
-            Ok(())
-        } else {
-            Err(format!("{new} of {all}"))
-        }
+        ensure(new == 4, format!("{new} of {all}"))
     })
     .await;
     inspector.process.shut_down();

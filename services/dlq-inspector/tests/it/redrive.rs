@@ -26,7 +26,7 @@ use redeliver_proto::v1::redrive_service_client::RedriveServiceClient;
 use redeliver_proto::{Message as _, error, long_wait, v1};
 use redeliver_service::identity::{NewToken, new_token};
 use redeliver_testkit::kafka_request::{delete_records, delete_topic};
-use redeliver_testkit::{LocalKafka, brokers, eventually_async, record_at};
+use redeliver_testkit::{LocalKafka, brokers, ensure, eventually_async, record_at};
 use serde_json::json;
 use tonic::transport::Channel;
 use tonic::{Code, Response, Status};
@@ -170,11 +170,7 @@ impl World {
     pub(crate) async fn until_redriven(&self, count: usize) -> Vec<Record> {
         eventually_async("records are redriven", DEADLINE, async || {
             let redriven = self.redriven();
-            if redriven.len() >= count {
-                Ok(redriven)
-            } else {
-                Err(redriven.len())
-            }
+            ensure(redriven.len() >= count, redriven.len()).map(|()| redriven)
         })
         .await
     }
@@ -355,11 +351,11 @@ pub(crate) async fn until(inspector: &mut Inspector, id: &str, states: &[v1::Red
         let job = get(inspector, id).await.map_err(|status| status.to_string())?;
         let sum = job.done + job.failed + job.skipped + job.pending;
         assert_eq!(sum, job.total, "{job:?}");
-        if states.contains(&job.state()) {
-            Ok(job)
-        } else {
-            Err(format!("{job:?}\n{}", inspector.process.output()))
-        }
+        ensure(
+            states.contains(&job.state()),
+            format!("{job:?}\n{}", inspector.process.output()),
+        )
+        .map(|()| job)
     })
     .await
 }
@@ -631,7 +627,7 @@ async fn until_waiting(inspector: &mut Inspector, id: &str, count: u32, done: u3
         assert!(found.done <= done, "{found:?}");
         let shown = format!("{count} redriven records still wait");
         let is_shown = found.problem.starts_with(&shown);
-        is_shown.then_some(()).ok_or(format!("{found:?}"))
+        ensure(is_shown, format!("{found:?}"))
     })
     .await;
 }
@@ -730,11 +726,7 @@ async fn cancelled_redrive_keeps_what_was_done() {
         let before = get(&mut inspector, &job.id).await.unwrap().done;
         tokio::time::sleep(Duration::from_secs(2)).await;
         let after = get(&mut inspector, &job.id).await.unwrap().done;
-        if before == after {
-            Ok(after)
-        } else {
-            Err(format!("{before}, {after}"))
-        }
+        ensure(before == after, format!("{before}, {after}")).map(|()| after)
     })
     .await;
     assert!(done < 60);
@@ -835,11 +827,7 @@ async fn each_is_redriven_once(name: &str, count: i64, rate: u32, kills: usize) 
         let wanted = usize::try_from(count).unwrap() * kill / (kills + 2);
         eventually_async("more records are redriven", DEADLINE * 3, async || {
             let seen = read_more(&mut redriven)?;
-            if seen >= wanted {
-                Ok(())
-            } else {
-                Err(format!("{seen} of {wanted}"))
-            }
+            ensure(seen >= wanted, format!("{seen} of {wanted}"))
         })
         .await;
         // Probably the leader: the other takes over, or it comes back first.
@@ -869,11 +857,11 @@ async fn each_is_redriven_once(name: &str, count: i64, rate: u32, kills: usize) 
         let items = items(&mut inspectors[1], &job.id).await;
         let is_done = |item: &&v1::RedriveItem| item.outcome() == v1::RedriveOutcome::Done;
         let done = items.iter().filter(is_done).count();
-        if done == usize::try_from(count).unwrap() {
-            Ok(items)
-        } else {
-            Err(format!("{done} of {}", items.len()))
-        }
+        ensure(
+            done == usize::try_from(count).unwrap(),
+            format!("{done} of {}", items.len()),
+        )
+        .map(|()| items)
     })
     .await;
     let reported: BTreeSet<Position> = items.iter().map(written).collect();
@@ -983,11 +971,7 @@ async fn redrives_need_scopes_and_hide_topics() {
     let by_filter = eventually_async("the plan", DEADLINE, async || {
         let job = client("all").plan_redrive(by_filter.clone()).await;
         let job = job.map_err(|status| status.to_string())?.into_inner();
-        if job.total == 2 {
-            Ok(job)
-        } else {
-            Err(job.total.to_string())
-        }
+        ensure(job.total == 2, job.total.to_string()).map(|()| job)
     })
     .await;
     assert!(
@@ -1090,11 +1074,7 @@ async fn redrives_need_scopes_and_hide_topics() {
         };
         let job = client("all").get_redrive(request).await;
         let job = job.map_err(|status| status.to_string())?.into_inner();
-        if ENDED.contains(&job.state()) {
-            Ok(())
-        } else {
-            Err(format!("{job:?}"))
-        }
+        ensure(ENDED.contains(&job.state()), format!("{job:?}"))
     })
     .await;
     let items = async |name: &str| {
@@ -1143,11 +1123,11 @@ async fn denied_topics_hold_only_their_jobs() {
     let closed = eventually_async("the warning", DEADLINE, async || {
         let job = planned(&mut inspector, ids_at(&world, 0, 0..5)).await.unwrap();
         let mut warnings = job.warnings.iter();
-        if warnings.any(|warning| warning.contains("(Write)") && warning.contains(&*world.due)) {
-            Ok(job)
-        } else {
-            Err(format!("{:?}", job.warnings))
-        }
+        ensure(
+            warnings.any(|warning| warning.contains("(Write)") && warning.contains(&*world.due)),
+            format!("{:?}", job.warnings),
+        )
+        .map(|()| job)
     })
     .await;
     let to_open = v1::PlanRedriveRequest {
@@ -1178,11 +1158,10 @@ async fn denied_topics_hold_only_their_jobs() {
     start(&mut inspector, &cancelled.id).await;
     eventually_async("the reason", DEADLINE * 2, async || {
         let job = get(&mut inspector, &cancelled.id).await.unwrap();
-        if job.problem.contains(ledger) && job.pending == 5 {
-            Ok(())
-        } else {
-            Err(format!("{job:?}\n{}", inspector.process.output()))
-        }
+        ensure(
+            job.problem.contains(ledger) && job.pending == 5,
+            format!("{job:?}\n{}", inspector.process.output()),
+        )
     })
     .await;
     let change = change(&cancelled.id);
@@ -1236,14 +1215,12 @@ async fn twin_instances_go_on_answering() {
     ];
     eventually_async("one of them gives way", DEADLINE * 3, async || {
         let outputs = twins.each_ref().map(|twin| twin.process.output());
-        if outputs
-            .iter()
-            .any(|output| output.contains("instance name is in use"))
-        {
-            Ok(())
-        } else {
-            Err(outputs.concat())
-        }
+        ensure(
+            outputs
+                .iter()
+                .any(|output| output.contains("instance name is in use")),
+            outputs.concat(),
+        )
     })
     .await;
     for twin in &mut twins {

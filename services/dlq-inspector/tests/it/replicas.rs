@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use redeliver_proto::v1;
 use redeliver_proto::v1::dead_letter_service_client::DeadLetterServiceClient;
 use redeliver_proto::v1::watch_dead_letters_response::Event;
-use redeliver_testkit::eventually_async;
+use redeliver_testkit::{ensure, eventually_async};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::task::JoinSet;
 use tokio::time::timeout;
@@ -182,11 +182,7 @@ async fn replicas_agree_after_a_lost_index() {
         for client in &mut *clients {
             answers.push(counts(client).await);
         }
-        if answers[0] == answers[1] {
-            Ok(answers.swap_remove(0))
-        } else {
-            Err(format!("{answers:#?}"))
-        }
+        ensure(answers[0] == answers[1], format!("{answers:#?}")).map(|()| answers.swap_remove(0))
     })
     .await;
     assert_eq!((stats.topics[0].total, stats.topics[0].open), (120, Some(120)));

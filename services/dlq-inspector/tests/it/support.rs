@@ -22,7 +22,9 @@ use redeliver_kafka::transaction::Transactions;
 use redeliver_proto::convert::from_timestamp;
 use redeliver_proto::v1::dead_letter_service_client::DeadLetterServiceClient;
 use redeliver_proto::{Message as _, v1};
-use redeliver_testkit::{EnvBuilder, ServiceProcess, TestEnv, brokers, eventually, eventually_async, unique};
+use redeliver_testkit::{
+    EnvBuilder, ServiceProcess, TestEnv, brokers, ensure, eventually, eventually_async, unique,
+};
 use tonic::Status;
 use tonic::transport::Channel;
 use tonic_health::pb::health_client::HealthClient;
@@ -266,11 +268,10 @@ impl Inspector {
         let serving = [Some(ServingStatus::Serving); 2];
         eventually_async("the inspector serves", DEADLINE, async || {
             let health = self.health().await.map(Result::ok);
-            if health == serving {
-                Ok(())
-            } else {
-                Err(format!("{health:?}\n{}", self.process.output()))
-            }
+            ensure(
+                health == serving,
+                format!("{health:?}\n{}", self.process.output()),
+            )
         })
         .await;
     }
@@ -292,11 +293,7 @@ impl Inspector {
     pub(crate) async fn until_listed(&mut self, filter: &str, count: usize) -> Vec<v1::DeadLetter> {
         eventually_async("the expected number of dead letters", DEADLINE, async || {
             let listed = self.list(filter).await;
-            if listed.len() == count {
-                Ok(listed)
-            } else {
-                Err(format!("{} of {count}", listed.len()))
-            }
+            ensure(listed.len() == count, format!("{} of {count}", listed.len())).map(|()| listed)
         })
         .await
     }
@@ -309,11 +306,10 @@ impl Inspector {
             let stats = client.get_dead_letter_stats(v1::GetDeadLetterStatsRequest::default());
             let completeness = stats.await.unwrap().into_inner().completeness.unwrap();
             let as_of = completeness.as_of.as_ref().and_then(from_timestamp);
-            if completeness.complete && as_of.is_some_and(|as_of| as_of > later) {
-                Ok(())
-            } else {
-                Err(format!("{completeness:?}"))
-            }
+            ensure(
+                completeness.complete && as_of.is_some_and(|as_of| as_of > later),
+                format!("{completeness:?}"),
+            )
         })
         .await;
     }

@@ -9,7 +9,7 @@ use redeliver_proto::error::reason;
 use redeliver_proto::v1;
 use redeliver_proto::v1::find_records_request::By;
 use redeliver_proto::v1::waiting_service_client::WaitingServiceClient;
-use redeliver_testkit::eventually_async;
+use redeliver_testkit::{ensure, eventually_async};
 use tonic::service::interceptor::InterceptedService;
 use tonic::transport::Channel;
 use tonic::{Code, Status, Streaming};
@@ -386,11 +386,10 @@ async fn found_record_tells_where_it_is() {
         let found = found(&mut client, "", By::Key("dead".to_owned()), false)
             .await
             .unwrap();
-        if places(&found) == BTreeSet::from([dead.clone()]) {
-            Ok(())
-        } else {
-            Err(format!("{found:?}"))
-        }
+        ensure(
+            places(&found) == BTreeSet::from([dead.clone()]),
+            format!("{found:?}"),
+        )
     })
     .await;
     for (by, expected) in [

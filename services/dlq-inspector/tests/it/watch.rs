@@ -10,9 +10,9 @@ use redeliver_proto::v1;
 use redeliver_proto::v1::dead_letter_service_client::DeadLetterServiceClient;
 use redeliver_proto::v1::watch_dead_letters_response::Event;
 use redeliver_service::identity::{NewToken, new_token};
-use redeliver_testkit::eventually_async;
 use redeliver_testkit::jwt::{Issuer, jwks};
 use redeliver_testkit::kafka_request::create_partitions;
+use redeliver_testkit::{ensure, eventually_async};
 use serde_json::json;
 use tokio::time::timeout;
 use tonic::{Code, Status, Streaming};
@@ -197,11 +197,7 @@ async fn slow_watchers_are_bounded_and_resume() {
     redeliver_testkit::eventually("the watches have ended", Duration::from_secs(180), || {
         most = most.max(inspector.process.process().rss_kib());
         let metrics = inspector.metrics();
-        if metrics.contains("redeliver_dlq_watchers 0\n") {
-            Ok(())
-        } else {
-            Err(metrics)
-        }
+        ensure(metrics.contains("redeliver_dlq_watchers 0\n"), metrics)
     });
     assert!(most < 600 << 10, "{most} KiB");
     let mut stream = streams.swap_remove(0);

@@ -7,7 +7,7 @@ use redeliver_core::{Position, Record};
 use redeliver_proto::Message as _;
 use redeliver_proto::v1::AuditEntry;
 use redeliver_testkit::kafka_request::delete_topic;
-use redeliver_testkit::{Reply, ServiceProcess, eventually};
+use redeliver_testkit::{Reply, ServiceProcess, ensure, eventually};
 use serde_json::Value;
 
 use crate::id_prefix::{migrate, with_prefix};
@@ -160,11 +160,7 @@ impl World {
         let all = eventually("all records have left the tier", DEADLINE, || {
             let written = self.written();
             let count: usize = written.iter().map(BTreeMap::len).sum();
-            if count >= self.origins.len() {
-                Ok(written)
-            } else {
-                Err(format!("{count}"))
-            }
+            ensure(count >= self.origins.len(), format!("{count}")).map(|()| written)
         });
         let expected = |is_dead: bool| -> BTreeMap<usize, usize> {
             let origins = self.origins.iter();

@@ -19,7 +19,7 @@ use redeliver_core::Record;
 use redeliver_proto::auth::SendToken;
 use redeliver_proto::v1;
 use redeliver_proto::v1::job_service_client::JobServiceClient;
-use redeliver_testkit::{LocalRedis, eventually_async};
+use redeliver_testkit::{LocalRedis, ensure, eventually_async};
 use reqwest::Method;
 use tonic::{Code, Request};
 use tonic_health::pb::HealthCheckRequest;
@@ -217,11 +217,7 @@ async fn manage_over_grpc(server: &Server) {
             .await
             .unwrap()
             .into_inner();
-        if stats.scheduled == 0 {
-            Ok(stats)
-        } else {
-            Err(format!("{stats:?}"))
-        }
+        ensure(stats.scheduled == 0, format!("{stats:?}")).map(|()| stats)
     })
     .await;
     assert_eq!((stats.per_minute.len(), stats.next_due), (60, None));

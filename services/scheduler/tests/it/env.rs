@@ -24,7 +24,7 @@ use redeliver_runtime::listen::Listener;
 use redeliver_scheduler::job::{Job, JobState, Kind, Payload, Priority};
 use redeliver_service::{Host, topics};
 use redeliver_testkit::kafka_request::delete_topic;
-use redeliver_testkit::{EnvBuilder, ServiceProcess, TestEnv, eventually, free_port};
+use redeliver_testkit::{EnvBuilder, ServiceProcess, TestEnv, ensure, eventually, free_port, until_seen};
 use tokio_util::sync::CancellationToken;
 use tonic::transport::{Channel, Endpoint};
 
@@ -259,11 +259,7 @@ impl<'a> Watch<'a> {
         eventually("jobs are known", DEADLINE, || {
             self.look_at_state();
             let known: BTreeSet<_> = self.seen.state.iter().map(|record| record.key.clone()).collect();
-            if known.len() >= count {
-                Ok(())
-            } else {
-                Err(format!("{} of {count}", known.len()))
-            }
+            ensure(known.len() >= count, format!("{} of {count}", known.len()))
         });
     }
 
@@ -344,10 +340,7 @@ impl<'a> Watch<'a> {
     /// Waits until this many jobs have ended.
     #[track_caller]
     pub(crate) fn until_jobs_ended(&mut self, count: usize) {
-        eventually("jobs end", DEADLINE, || match self.look_at_state() {
-            ended if ended >= count => Ok(()),
-            ended => Err(format!("{ended} of {count}")),
-        });
+        until_seen("jobs end", || self.look_at_state(), |ended| *ended >= count);
     }
 
     /// Waits until all requests have a final outcome. Then sends one more job to each shard and waits until they are
@@ -386,11 +379,7 @@ impl<'a> Watch<'a> {
             }
             self.look();
             let report = check(sent, &self.env.topics, &self.seen);
-            if report.waiting.is_empty() {
-                Ok(())
-            } else {
-                Err(report.to_string())
-            }
+            ensure(report.waiting.is_empty(), report.to_string())
         });
     }
 }

@@ -751,11 +751,7 @@ async fn pages_of_masked_values_are_bounded() {
         let request = v1::GetDeadLetterStatsRequest::default();
         let stats = client.clone().get_dead_letter_stats(request).await;
         let topic = stats.unwrap().into_inner().topics.swap_remove(0);
-        if topic.total == COUNT as u64 {
-            Ok(topic)
-        } else {
-            Err(topic.total)
-        }
+        ensure(topic.total == COUNT as u64, topic.total).map(|()| topic)
     })
     .await;
     assert_eq!((topic.open_by_class.len(), topic.classes_masked), (0, true));

@@ -13,7 +13,7 @@ use redeliver_runtime::tls;
 use redeliver_service::identity::{NewToken, new_token};
 use redeliver_testkit::certificates::Authority;
 use redeliver_testkit::jwt::{Issuer, jwks};
-use redeliver_testkit::{FakeEndpoint, Reply, eventually_async};
+use redeliver_testkit::{FakeEndpoint, Reply, ensure, eventually_async};
 use reqwest::Method;
 use serde_json::{Value, json};
 use tonic::Code;
@@ -67,7 +67,7 @@ async fn tokens_permit_what_scopes_say() {
     let path = format!("/v1/jobs/{}", scheduled.text_of("id"));
     let job = eventually_async("the job", DEADLINE, async || {
         let job = read(&server, reader, &path).await;
-        if job.status == 200 { Ok(job) } else { Err(job.text) }
+        ensure(job.status == 200, job.text.clone()).map(|()| job)
     })
     .await;
     assert_eq!(job.text_of("appName"), "sms");
@@ -197,11 +197,7 @@ async fn tokens_permit_what_scopes_say() {
     write_tokens(&server.file("tokens"), &entries[..1]);
     eventually_async("the revocation", DEADLINE, async || {
         let answer = read(&server, sms, &path).await;
-        if answer.status == 401 {
-            Ok(())
-        } else {
-            Err(answer.text)
-        }
+        ensure(answer.status == 401, answer.text)
     })
     .await;
     schedule(&server, sms)

@@ -11,7 +11,7 @@ use redeliver_proto::v1::schedule_service_client::ScheduleServiceClient;
 use redeliver_recurrence::{Definition, Gap, Misfire, Recurrence, Timing};
 use redeliver_scheduler::schedules::{shard, write_preview};
 use redeliver_service::identity::{NewToken, new_token};
-use redeliver_testkit::{LocalRedis, eventually_async, http};
+use redeliver_testkit::{LocalRedis, ensure, eventually_async, http};
 use reqwest::Method;
 use serde_json::{Value, json};
 use tonic::Code;
@@ -388,11 +388,7 @@ async fn other_applications_schedules_are_unknown() {
             ask(mail, Method::GET, path, "").await.status.as_u16(),
             ask(sms, Method::GET, path, "").await.status.as_u16(),
         );
-        if seen == (200, 404) {
-            Ok(())
-        } else {
-            Err(format!("{seen:?}"))
-        }
+        ensure(seen == (200, 404), format!("{seen:?}"))
     })
     .await;
 
@@ -795,11 +791,10 @@ fn killed_schedulers_dispatch_each_occurrence_once() {
                     &answer.body["dispatched"],
                     &answer.body["skipped"],
                 );
-                if state == (&"finished".into(), &COUNT.into(), &0.into()) {
-                    Ok(())
-                } else {
-                    Err(answer.text)
-                }
+                ensure(
+                    state == (&"finished".into(), &COUNT.into(), &0.into()),
+                    answer.text,
+                )
             },
         ));
     }

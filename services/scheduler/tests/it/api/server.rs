@@ -9,7 +9,7 @@ use redeliver_kafka::KafkaSettings;
 use redeliver_kafka::producer::Producer;
 use redeliver_kafka::reader::TopicReader;
 use redeliver_proto::v1::job_service_client::JobServiceClient;
-use redeliver_testkit::{EnvBuilder, ServiceProcess, TestEnv, eventually_async, http};
+use redeliver_testkit::{EnvBuilder, ServiceProcess, TestEnv, ensure, eventually_async, http};
 use reqwest::{Method, RequestBuilder, StatusCode};
 use serde_json::Value;
 use tonic::transport::{Channel, Endpoint};
@@ -89,11 +89,7 @@ impl Server {
     pub(crate) async fn get_until(&self, path: &str, is_right: impl Fn(&Answer) -> bool) -> Answer {
         eventually_async(path, DEADLINE, async || {
             let answer = self.get(path).await;
-            if is_right(&answer) {
-                Ok(answer)
-            } else {
-                Err(answer.text)
-            }
+            ensure(is_right(&answer), answer.text.clone()).map(|()| answer)
         })
         .await
     }
