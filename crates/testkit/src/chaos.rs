@@ -78,10 +78,8 @@ pub fn until_shared(pair: &mut [ServiceProcess; 2], partitions: u64) {
     let condition = format!("{} and {} own partitions", pair[0].name(), pair[1].name());
     eventually(&condition, DEADLINE, || {
         let owned = pair.each_mut().map(ServiceProcess::owned);
-        ensure(
-            owned.iter().all(|owned| *owned > 0) && owned.iter().sum::<u64>() == partitions,
-            format!("{owned:?} of {partitions}"),
-        )
+        let holds = owned.iter().all(|owned| *owned > 0) && owned.iter().sum::<u64>() == partitions;
+        ensure(holds, format!("{owned:?} of {partitions}"))
     });
 }
 

@@ -24,13 +24,13 @@ use hyper::header::{HeaderMap, HeaderName, HeaderValue};
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioExecutor, TokioIo};
 use hyper_util::server::conn::auto;
-use redeliver_testkit::until_seen;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpStream;
 use tokio::sync::{oneshot, watch};
 use tokio::task::JoinSet;
 
 use crate::hash::stable_hash;
+use crate::until_seen;
 
 /// The header that marks repetitions of a call.
 pub const IDEMPOTENCY_KEY: &str = "idempotency-key";
@@ -233,6 +233,24 @@ impl FakeEndpoint {
     /// How many calls wait for their reply now.
     pub fn in_flight(&self) -> usize {
         self.shared.counts().in_flight
+    }
+
+    /// Waits until exactly this many calls wait for their reply.
+    ///
+    /// # Panics
+    /// If they do not within [`DEADLINE`](crate::DEADLINE).
+    #[track_caller]
+    pub fn until_in_flight(&self, count: usize) {
+        until_seen("calls in flight", || self.in_flight(), |seen| *seen == count);
+    }
+
+    /// Waits until this many calls have come in all.
+    ///
+    /// # Panics
+    /// If they do not within [`DEADLINE`](crate::DEADLINE).
+    #[track_caller]
+    pub fn until_calls(&self, count: u64) {
+        until_seen("calls", || self.calls(), |seen| *seen >= count);
     }
 
     /// The most calls that ever waited for their reply at once.
@@ -585,10 +603,7 @@ mod tests {
     fn hang_ends_with_its_client() {
         let endpoint = FakeEndpoint::start(|_| Reply::Hang);
         let mut waiting = [send(&endpoint, "k", "first"), send(&endpoint, "k", "second")];
-        let in_flight = |wanted| {
-            until_seen("calls in flight", || endpoint.in_flight(), |seen| *seen == wanted);
-        };
-        in_flight(2);
+        endpoint.until_in_flight(2);
         waiting[0]
             .set_read_timeout(Some(Duration::from_millis(100)))
             .unwrap();
@@ -598,7 +613,7 @@ mod tests {
             "{error}"
         );
         drop(waiting);
-        in_flight(0);
+        endpoint.until_in_flight(0);
         assert_eq!(endpoint.max_concurrency(), 2);
     }
 }

@@ -126,11 +126,8 @@ async fn commit_without_fingerprint_hides_nothing() {
     // Longer, while a lane runs that has not committed anything yet.
     commit_without_fingerprint(&env, 50);
     let lane = env.start();
-    until_seen(
-        "the lane is ready",
-        || lane.observed.waiting(),
-        |waiting| waiting.is_none() && lane.observed.partitions() == 1,
-    );
+    let state = || (lane.observed.waiting(), lane.observed.partitions());
+    until_seen("the lane is ready", state, |state| *state == (None, 1));
     env.recreate_source(1).await;
     env.fill(250..550).await;
     env.until_copied(350);

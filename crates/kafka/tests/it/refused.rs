@@ -68,11 +68,8 @@ impl Env {
             assert_eq!(twice, 0, "records were written twice");
             let waiting = self.lane.observed.waiting();
             let count_written = written.len();
-            ensure(
-                count_written == count,
-                format!("{count_written} of {count}; {waiting:?}"),
-            )
-            .map(|()| written)
+            let holds = count_written == count;
+            ensure(holds, format!("{count_written} of {count}; {waiting:?}")).map(|()| written)
         })
     }
 }

@@ -69,11 +69,8 @@ fn records_of_calls_end_once() {
     let (out, dlq) = (pipeline.output.clone().unwrap(), pipeline.dead_letter_topic());
     let (done, dead) = eventually("all records have ended", DEADLINE, || {
         let (done, dead) = (by_value(&kafka, &out), by_value(&kafka, &dlq));
-        ensure(
-            done.len() + dead.len() >= RECORDS,
-            format!("{} handled, {} dead", done.len(), dead.len()),
-        )
-        .map(|()| (done, dead))
+        let holds = done.len() + dead.len() >= RECORDS;
+        ensure(holds, format!("{} handled, {} dead", done.len(), dead.len())).map(|()| (done, dead))
     });
     for n in 0..RECORDS {
         if n % 50 == 7 {

@@ -160,11 +160,8 @@ fn failed_attempts_affect_no_others() {
     let (out, dlq) = (pipeline.output.clone().unwrap(), pipeline.dead_letter_topic());
     let (done, dead) = eventually("all records have ended", DEADLINE, || {
         let (done, dead) = (by_value(&kafka, &out), by_value(&kafka, &dlq));
-        ensure(
-            done.len() + dead.len() >= EACH * kinds.len(),
-            format!("{} handled, {} dead", done.len(), dead.len()),
-        )
-        .map(|()| (done, dead))
+        let holds = done.len() + dead.len() >= EACH * kinds.len();
+        ensure(holds, format!("{} handled, {} dead", done.len(), dead.len())).map(|()| (done, dead))
     });
 
     let calls = calls.lock().unwrap().clone();

@@ -103,11 +103,8 @@ impl Shared {
             });
             let all: Owned = owned.iter().flatten().cloned().collect();
             let is_complete = i32::try_from(all.len()) == Ok(2 * PARTITIONS);
-            ensure(
-                is_fair && is_complete && processes.iter().all(|process| process.is_ready()),
-                format!("{owned:?}"),
-            )
-            .map(|()| owned)
+            let holds = is_fair && is_complete && processes.iter().all(|process| process.is_ready());
+            ensure(holds, format!("{owned:?}")).map(|()| owned)
         })
     }
 }

@@ -174,10 +174,8 @@ async fn answers_name_unreadable_topics() {
     eventually_async("everything is read", DEADLINE, async || {
         let page = list(&mut client, "").await.unwrap();
         let completeness = page.completeness.clone().unwrap();
-        ensure(
-            completeness.complete && page.dead_letters.len() == 3,
-            format!("{completeness:?}"),
-        )
+        let holds = completeness.complete && page.dead_letters.len() == 3;
+        ensure(holds, format!("{completeness:?}"))
     })
     .await;
     assert_eq!(ids(&inspector.list("state = DISCARDED").await), [first.as_str()]);
@@ -221,10 +219,8 @@ async fn answers_name_unreadable_topics() {
         let page = list(&mut client, "").await.unwrap();
         let missing = missing(&page.completeness.unwrap(), &closed);
         assert_eq!(page.dead_letters.len(), 4);
-        ensure(
-            missing == [(None, v1::MissingReason::Refused)],
-            format!("{missing:?}"),
-        )
+        let holds = missing == [(None, v1::MissingReason::Refused)];
+        ensure(holds, format!("{missing:?}"))
     })
     .await;
 }

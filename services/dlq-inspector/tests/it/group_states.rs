@@ -280,10 +280,8 @@ async fn unreadable_group_is_not_changed() {
         env.write(TOPIC, &key, Some(value.into())).await;
         eventually_async("the problem is shown", DEADLINE, async || {
             let group = get(&mut client.clone(), id).await.unwrap();
-            ensure(
-                group.problem.contains(problem) && group.state() == state,
-                format!("{group:?}"),
-            )
+            let holds = group.problem.contains(problem) && group.state() == state;
+            ensure(holds, format!("{group:?}"))
         })
         .await;
         let ready = inspector.process.get("/readyz").1;

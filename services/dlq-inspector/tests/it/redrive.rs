@@ -351,11 +351,8 @@ pub(crate) async fn until(inspector: &mut Inspector, id: &str, states: &[v1::Red
         let job = get(inspector, id).await.map_err(|status| status.to_string())?;
         let sum = job.done + job.failed + job.skipped + job.pending;
         assert_eq!(sum, job.total, "{job:?}");
-        ensure(
-            states.contains(&job.state()),
-            format!("{job:?}\n{}", inspector.process.output()),
-        )
-        .map(|()| job)
+        let holds = states.contains(&job.state());
+        ensure(holds, format!("{job:?}\n{}", inspector.process.output())).map(|()| job)
     })
     .await
 }
@@ -857,11 +854,8 @@ async fn each_is_redriven_once(name: &str, count: i64, rate: u32, kills: usize) 
         let items = items(&mut inspectors[1], &job.id).await;
         let is_done = |item: &&v1::RedriveItem| item.outcome() == v1::RedriveOutcome::Done;
         let done = items.iter().filter(is_done).count();
-        ensure(
-            done == usize::try_from(count).unwrap(),
-            format!("{done} of {}", items.len()),
-        )
-        .map(|()| items)
+        let holds = done == usize::try_from(count).unwrap();
+        ensure(holds, format!("{done} of {}", items.len())).map(|()| items)
     })
     .await;
     let reported: BTreeSet<Position> = items.iter().map(written).collect();
@@ -1123,11 +1117,8 @@ async fn denied_topics_hold_only_their_jobs() {
     let closed = eventually_async("the warning", DEADLINE, async || {
         let job = planned(&mut inspector, ids_at(&world, 0, 0..5)).await.unwrap();
         let mut warnings = job.warnings.iter();
-        ensure(
-            warnings.any(|warning| warning.contains("(Write)") && warning.contains(&*world.due)),
-            format!("{:?}", job.warnings),
-        )
-        .map(|()| job)
+        let holds = warnings.any(|warning| warning.contains("(Write)") && warning.contains(&*world.due));
+        ensure(holds, format!("{:?}", job.warnings)).map(|()| job)
     })
     .await;
     let to_open = v1::PlanRedriveRequest {
@@ -1158,10 +1149,8 @@ async fn denied_topics_hold_only_their_jobs() {
     start(&mut inspector, &cancelled.id).await;
     eventually_async("the reason", DEADLINE * 2, async || {
         let job = get(&mut inspector, &cancelled.id).await.unwrap();
-        ensure(
-            job.problem.contains(ledger) && job.pending == 5,
-            format!("{job:?}\n{}", inspector.process.output()),
-        )
+        let holds = job.problem.contains(ledger) && job.pending == 5;
+        ensure(holds, format!("{job:?}\n{}", inspector.process.output()))
     })
     .await;
     let change = change(&cancelled.id);

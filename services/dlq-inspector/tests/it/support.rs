@@ -268,10 +268,8 @@ impl Inspector {
         let serving = [Some(ServingStatus::Serving); 2];
         eventually_async("the inspector serves", DEADLINE, async || {
             let health = self.health().await.map(Result::ok);
-            ensure(
-                health == serving,
-                format!("{health:?}\n{}", self.process.output()),
-            )
+            let holds = health == serving;
+            ensure(holds, format!("{health:?}\n{}", self.process.output()))
         })
         .await;
     }
@@ -306,10 +304,8 @@ impl Inspector {
             let stats = client.get_dead_letter_stats(v1::GetDeadLetterStatsRequest::default());
             let completeness = stats.await.unwrap().into_inner().completeness.unwrap();
             let as_of = completeness.as_of.as_ref().and_then(from_timestamp);
-            ensure(
-                completeness.complete && as_of.is_some_and(|as_of| as_of > later),
-                format!("{completeness:?}"),
-            )
+            let holds = completeness.complete && as_of.is_some_and(|as_of| as_of > later);
+            ensure(holds, format!("{completeness:?}"))
         })
         .await;
     }

@@ -386,10 +386,8 @@ async fn found_record_tells_where_it_is() {
         let found = found(&mut client, "", By::Key("dead".to_owned()), false)
             .await
             .unwrap();
-        ensure(
-            places(&found) == BTreeSet::from([dead.clone()]),
-            format!("{found:?}"),
-        )
+        let holds = places(&found) == BTreeSet::from([dead.clone()]);
+        ensure(holds, format!("{found:?}"))
     })
     .await;
     for (by, expected) in [

@@ -109,11 +109,8 @@ async fn hundred_topics_share_commits() {
     let expected = env.records(&topics);
     let found = eventually("all rows are in the table", DEADLINE, || {
         let found = env.keys("dead_letters", &topics);
-        ensure(
-            found.len() >= expected.len(),
-            format!("{} of {} rows", found.len(), expected.len()),
-        )
-        .map(|()| found)
+        let holds = found.len() >= expected.len();
+        ensure(holds, format!("{} of {} rows", found.len(), expected.len())).map(|()| found)
     });
     assert_eq!(found, expected);
 }

@@ -149,10 +149,8 @@ fn console_shows_open_breaker() {
             let shown = pipeline.split("<span>Breaker ").nth(1).unwrap_or_default();
             let shown = shown.split("</li>").next().unwrap_or_default();
             let is_shown = [&pipeline, &now].map(|page| page.contains(&problem) && page.contains("http.503"));
-            ensure(
-                shown.contains(&state) && is_shown == [is_problem; 2],
-                format!("{shown}, {is_shown:?}"),
-            )
+            let holds = shown.contains(&state) && is_shown == [is_problem; 2];
+            ensure(holds, format!("{shown}, {is_shown:?}"))
         });
     };
     until("closed", false);
@@ -244,11 +242,7 @@ fn revoked_records_leave_an_open_breaker() {
     let mut first = pipe.enricher("a");
     let sent = pipe.produce(records(400));
     let in_flight = |enricher: &mut ServiceProcess| enricher.metric("redeliver_worker_in_flight");
-    until_seen(
-        "all records are in memory",
-        || in_flight(&mut first),
-        |&other| other == 400,
-    );
+    until_seen("in memory", || in_flight(&mut first), |&other| other == 400);
     let mut second = pipe.enricher("b");
     let both = || (in_flight(&mut first), in_flight(&mut second));
     until_seen("each record is in memory once", both, |(first, second)| {

@@ -352,10 +352,8 @@ fn dead_letters_are_listed_and_watched() {
             .pipe
             .redeliver(&["dlq", "ls", "--require-complete", "-o", "json"]);
         let value: Value = serde_json::from_str(&listed.stdout).unwrap();
-        ensure(
-            listed.code == Some(0) && value["completeness"]["complete"] == json!(true),
-            format!("{listed:?}"),
-        )
+        let holds = listed.code == Some(0) && value["completeness"]["complete"] == json!(true);
+        ensure(holds, format!("{listed:?}"))
     });
     let wrong = services.fails(1, &["dlq", "ls", "--filter", "eror_class = 1"]);
     assert!(

@@ -114,11 +114,7 @@ fn released(pipe: &Pipe) -> Vec<Record> {
 
 #[track_caller]
 fn until_released(pipe: &Pipe, count: usize) -> Vec<Record> {
-    until_seen(
-        "records are released",
-        || released(pipe),
-        |records| records.len() >= count,
-    )
+    until_seen("released", || released(pipe), |all| all.len() >= count)
 }
 
 #[test]
@@ -133,11 +129,8 @@ fn undone_step_releases_no_record_early() {
     let malformed = Draft::new("key", "malformed");
     pipe.produce_to(&pipe.first_tier(), vec![waiting(&pipe, due), malformed]);
     let dead_letters = [pipe.pipeline.dead_letter_topic()];
-    until_seen(
-        "the malformed record is a dead letter",
-        || pipe.read(&dead_letters).len(),
-        |&count| count == 1,
-    );
+    let dead = || pipe.read(&dead_letters).len();
+    until_seen("the malformed record", dead, |&count| count == 1);
     assert!(released(&pipe).is_empty());
     running.clock.set_error(0);
     running.until_clock_is("ready");

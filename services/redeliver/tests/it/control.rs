@@ -135,11 +135,7 @@ fn pauses_survive_restarts_of_everything() {
     // The tiers of a paused pipeline go on.
     let cli = Cli::new(&pipe, &mut inspector);
     cli.change(&["resume", &tier]);
-    until_seen(
-        "the tier has released everything",
-        || released(&pipe),
-        |&other| other == 50,
-    );
+    until_seen("released", || released(&pipe), |&other| other == 50);
     assert_eq!(pipe.endpoint.calls(), calls);
     cli.change(&["resume", &pipeline]);
     let report = pipe.settle(&sent, DEADLINE).report;
@@ -169,11 +165,7 @@ fn check_release(count: usize, per_second: &str) {
     let late = pipe.produce(drafts("late", 20));
     for _ in 0..3 {
         let before = released(&pipe);
-        until_seen(
-            "more is released",
-            || released(&pipe),
-            |&now| now > before || now >= count,
-        );
+        until_seen("released", || released(&pipe), |&n| n > before || n >= count);
         relay.kill_9();
         relay.start_again();
     }
@@ -241,10 +233,8 @@ fn pipeline_rate_survives_restarts() {
             // The second one may be the retry of the first one.
             let ended = pipe.read(&pipe.end_topics()).len() as u64;
             let is_reached = (calls, waiting + ended) == (starts, RECORDS as u64);
-            ensure(
-                is_reached,
-                format!("{calls} calls, {waiting} waiting, {ended} ended"),
-            )
+            let holds = is_reached;
+            ensure(holds, format!("{calls} calls, {waiting} waiting, {ended} ended"))
         });
         enricher.kill_9();
         enricher.start_again();
@@ -288,11 +278,8 @@ fn whole_tier_is_limited_and_released() {
     let topics = [pipe.pipeline.due_topic(), other_pipeline.due_topic()];
     let until = |what: &str, topics: &[Arc<str>], expected: &dyn Fn(usize) -> bool| {
         for topic in topics {
-            until_seen(
-                what,
-                || pipe.read(std::slice::from_ref(topic)).len(),
-                |&count| expected(count),
-            );
+            let count = || pipe.read(std::slice::from_ref(topic)).len();
+            until_seen(what, count, |&count| expected(count));
         }
     };
     pipe.produce(drafts("own", RECORDS));

@@ -342,11 +342,7 @@ fn service_waits_for_kafka() {
         );
         assert!(service.get("/metrics").1.contains("redeliver_build_info"));
         if brokers == hangs_up {
-            until_seen(
-                "many attempts",
-                || attempts.load(Ordering::Relaxed),
-                |&count| count >= 15,
-            );
+            until_seen("attempts", || attempts.load(Ordering::Relaxed), |&n| n >= 15);
         }
         // It logs the reason once.
         let output = service.output();

@@ -28,11 +28,7 @@ fn others(range: std::ops::Range<u32>) -> Vec<Draft> {
 fn all_but_one_end(pipe: &Pipe, count: u32) -> Vec<Sent> {
     let mut sent = pipe.produce(others(0..10));
     sent.extend(pipe.produce(vec![Draft::new("k1", SLOW)]));
-    until_seen(
-        "the slow call is in progress",
-        || pipe.endpoint.calls_of_body(SLOW),
-        |&calls| calls == 1,
-    );
+    until_seen("the slow call", || pipe.endpoint.calls_of_body(SLOW), |&n| n == 1);
     // Later records keep arriving.
     let mut watch = pipe.watch();
     let batches = 4;

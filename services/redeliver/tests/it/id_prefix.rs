@@ -180,9 +180,7 @@ fn changed_prefix_needs_migrated_offsets() {
             (Some(1), ""),
             "{refused:?}"
         );
-        ensure(
-            refused.stderr.contains("has committed other offsets than"),
-            refused.stderr,
-        )
+        let holds = refused.stderr.contains("has committed other offsets than");
+        ensure(holds, refused.stderr)
     });
 }

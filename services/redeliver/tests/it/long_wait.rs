@@ -129,11 +129,7 @@ fn killed_scheduler_returns_each_record_once() {
         });
         sent.extend(pipe.produce(drafts.collect()));
         let enough = sent.len() * 9 / 10;
-        until_seen(
-            "most have been given away",
-            || commanded(&pipe).len(),
-            |&count| count >= enough,
-        );
+        until_seen("given away", || commanded(&pipe).len(), |&n| n >= enough);
         scheduler.kill_9();
         scheduler = pipe.scheduler("a");
     }
@@ -189,11 +185,7 @@ fn operator_acts_on_each_wait_once() {
         .map(|body| Draft::new(format!("key-{body}"), body.clone()));
     let sent = services.pipe.produce(drafts.collect());
     let listed = |more: &[&str]| services.json(&[&["waiting", "ls", "--place", "scheduler"], more].concat());
-    until_seen(
-        "all records wait with the scheduler",
-        || held(&services.pipe).len(),
-        |&count| count == 7,
-    );
+    until_seen("held", || held(&services.pipe).len(), |&count| count == 7);
     // What comes back stays where it is.
     drop(enricher);
     let job = |number: usize| {

@@ -73,10 +73,8 @@ fn each_command_names_obstacles() {
     let failed = schedule(&pipe, "demo", "1ms");
     eventually("the job waits", DEADLINE, || {
         let shown = json(&pipe, &get(&failed));
-        ensure(
-            shown["outcomes"][0]["state"] == "waiting" && shown["obstacles"].is_null(),
-            shown,
-        )
+        let holds = shown["outcomes"][0]["state"] == "waiting" && shown["obstacles"].is_null();
+        ensure(holds, shown)
     });
     change(&format!("pause {tier}"));
     let paused_tier = (&*tier, "paused", ": INC-17");
@@ -103,10 +101,8 @@ fn each_command_names_obstacles() {
     let limited = (&*pipeline, "limited", "limited to 0.001/s");
     eventually("jobs wait for the limit", DEADLINE, || {
         let shown = queued.each_ref().map(|job| json(&pipe, &get(job)));
-        ensure(
-            shown.iter().any(|job| names(job, limited)),
-            Value::from(shown.to_vec()),
-        )
+        let holds = shown.iter().any(|job| names(job, limited));
+        ensure(holds, Value::from(shown.to_vec()))
     });
 
     // Jobs that are not dispatched.

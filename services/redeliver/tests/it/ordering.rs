@@ -123,11 +123,8 @@ fn failing_record_blocks_only_its_followers() {
     let sent = pipe.produce((0..OF_EACH).flat_map(both).collect());
     let _services = (pipe.enricher("a"), pipe.retry_tier("a"));
     pipe.watch().until_ended(OF_EACH, DEADLINE);
-    until_seen(
-        "the record is repeated",
-        || pipe.endpoint.calls_of_body(b"flaky 0"),
-        |&calls| calls >= 3,
-    );
+    let repeats = || pipe.endpoint.calls_of_body(b"flaky 0");
+    until_seen("the calls of the record", repeats, |&n| n >= 3);
     for follower in 1..OF_EACH {
         let body = format!("flaky {follower}");
         assert_eq!(pipe.endpoint.calls_of_body(body.as_bytes()), 0, "{body}");
@@ -190,11 +187,7 @@ fn noisy_tenant_keeps_to_its_share() {
     let of_tenant = |tenant: &str, number: usize| draft(tenant, number).header("tenant", tenant.as_bytes());
     let _services = (pipe.enricher("a"), pipe.retry_tier("a"));
     pipe.produce((0..50).map(|n| of_tenant("noisy", n)).collect());
-    until_seen(
-        "the noisy tenant has its share",
-        || pipe.endpoint.in_flight(),
-        |&other| other == 2,
-    );
+    pipe.endpoint.until_in_flight(2);
     pipe.produce((0..50).map(|n| of_tenant("quiet", n)).collect());
     pipe.watch().until_ended(50, DEADLINE);
     assert_eq!(pipe.endpoint.in_flight(), 2);

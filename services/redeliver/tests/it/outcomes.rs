@@ -216,11 +216,8 @@ fn foreign_worker_leaves_only_its_records() {
     assert_eq!(kept["place"], Value::Null);
     let dropped = eventually("the group has completed it", DEADLINE, || {
         let unknown = outcome(&services, &jobs[1], "unknown");
-        ensure(
-            reason(&unknown).contains("lacks the header job-id"),
-            unknown.clone(),
-        )
-        .map(|()| unknown)
+        let holds = reason(&unknown).contains("lacks the header job-id");
+        ensure(holds, unknown.clone()).map(|()| unknown)
     });
     let (_, source) = of_job(records, &jobs[1]);
     assert_eq!(dropped["position"], source.as_str());

@@ -18,11 +18,7 @@ fn enricher_waits_for_missing_output_topic() {
         enricher.output()
     );
     pipe.produce(numbered(0..20));
-    until_seen(
-        "all calls are made",
-        || pipe.endpoint.calls(),
-        |&calls| calls == 20,
-    );
+    pipe.endpoint.until_calls(20);
     assert_eq!(pipe.redeliver(&["topics", "apply"]).code, Some(0));
     let written = || pipe.read(std::slice::from_ref(&output)).len();
     until_seen("all are written", written, |&written| written == 20);

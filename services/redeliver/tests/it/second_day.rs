@@ -395,11 +395,7 @@ fn reach(produced: &mut Produced<'_>, state: State) {
         }
         State::InFlight => {
             produced.add(&pipe.pipeline.source, BEFORE);
-            until_seen(
-                "calls are in flight",
-                || pipe.endpoint.calls(),
-                |&calls| calls >= 40,
-            );
+            pipe.endpoint.until_calls(40);
         }
     }
 }
@@ -579,11 +575,8 @@ fn leftover_tier_is_served_until_deleted() {
         })
         .collect();
     pipe.produce_to(&late, again);
-    until_seen(
-        "the late record is released",
-        || pipe.endpoint.calls_of_body(b"late"),
-        |&calls| calls > 0,
-    );
+    let calls = || pipe.endpoint.calls_of_body(b"late");
+    until_seen("the late record", calls, |&calls| calls > 0);
     let part = format!("leftover-{late}");
     assert!(relay.get("/readyz").1.contains(&part));
     delete_topic(&pipe.kafka.brokers, &late);
@@ -665,11 +658,8 @@ fn check_lists_removed_pipelines() {
         pipe.pipeline.due_topic(),
         pipe.name()
     );
-    until_seen(
-        "it is done",
-        || checked(&pipe, &retired),
-        |seen| *seen == (Some(0), vec![done.clone()]),
-    );
+    let done = (Some(0), vec![done]);
+    until_seen("it is done", || checked(&pipe, &retired), |seen| *seen == done);
     let audited = retired.env.run("redeliver", &["audit"]);
     assert_eq!(audited.code, Some(0), "{audited:?}");
 }

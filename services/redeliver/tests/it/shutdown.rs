@@ -20,18 +20,15 @@ fn calls_in_progress_are_finished_once() {
         .create();
     let mut enricher = pipe.enricher("a");
     let sent = pipe.produce(records(100));
-    until_seen(
-        "forty calls are in progress",
-        || pipe.endpoint.in_flight(),
-        |&count| count == 40,
-    );
+    pipe.endpoint.until_in_flight(40);
     let admin = enricher.admin();
     enricher.process().terminate();
+    let process = r#""process":"shutting down""#;
     let ready = || http::get(admin, "/readyz").ok();
     until_seen(
-        "it is not ready any more",
+        "it ends",
         ready,
-        |ready| matches!(ready, Some((503, body)) if body.contains("\"process\":\"shutting down\"")),
+        |ready| matches!(ready, Some((503, body)) if body.contains(process)),
     );
     assert_eq!(enricher.wait(DEADLINE).code(), Some(0));
     let before = pipe.endpoint.calls();
@@ -59,11 +56,7 @@ fn call_beyond_grace_period_is_repeated() {
     let pipe = setup.create();
     let mut enricher = pipe.enricher("a");
     let sent = pipe.produce(records(1));
-    until_seen(
-        "the call is in progress",
-        || pipe.endpoint.in_flight(),
-        |&count| count == 1,
-    );
+    pipe.endpoint.until_in_flight(1);
     enricher.shut_down();
     let _enricher = pipe.enricher("a");
     pipe.settle(&sent, DEADLINE).meets_with(&sent, |_| Fate::Succeeds);

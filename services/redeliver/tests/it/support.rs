@@ -431,11 +431,8 @@ impl Pipe {
             let report = self.audit();
             assert!(report.is_clean(), "{report}");
             let ended = report.output + report.dead;
-            ensure(
-                report.waiting.total() == 0 && ended == sent.len() as u64,
-                report.to_string(),
-            )
-            .map(|()| report)
+            let holds = report.waiting.total() == 0 && ended == sent.len() as u64;
+            ensure(holds, report.to_string()).map(|()| report)
         });
         watch.look();
         Ends {
@@ -615,10 +612,8 @@ impl Watch {
                 .iter()
                 .filter(|record| record.position.topic == dead_letters)
                 .count();
-            ensure(
-                ended.len() >= count,
-                format!("{} of {count}, {dead} of them dead", ended.len()),
-            )
+            let holds = ended.len() >= count;
+            ensure(holds, format!("{} of {count}, {dead} of them dead", ended.len()))
         });
     }
 }

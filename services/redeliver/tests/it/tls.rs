@@ -93,11 +93,7 @@ fn refused(service: &mut ServiceProcess, section: &str) -> u64 {
 
 /// Waits until a listener has refused more clients than before.
 fn until_refused(service: &mut ServiceProcess, section: &str, before: u64) {
-    until_seen(
-        "the listener refuses the client",
-        || refused(service, section),
-        |&count| count > before,
-    );
+    until_seen("refused", || refused(service, section), |&n| n > before);
 }
 
 #[test]
@@ -186,10 +182,8 @@ fn apis_check_and_renew_certificates() {
             eventually("the new certificate is served", DEADLINE, || {
                 let served = served_certificate(pipe, address);
                 let renewed = certificates(&pipe.env.directory().join("tls.crt"));
-                ensure(
-                    served == renewed.unwrap()[0],
-                    format!("still the previous one: {}", served == previous),
-                )
+                let holds = served == renewed.unwrap()[0];
+                ensure(holds, format!("still the previous one: {}", served == previous))
             });
         }
         // The previous connection, and a new one.

@@ -111,11 +111,7 @@ fn records_reach_tier_with_fewer_partitions() {
         .create();
     let mut enricher = pipe.enricher("a");
     let sent = pipe.produce(drafts("fewer", 60));
-    until_seen(
-        "all calls are in flight",
-        || pipe.endpoint.in_flight(),
-        |&count| count == 60,
-    );
+    pipe.endpoint.until_in_flight(60);
     delete_topic(&pipe.kafka.brokers, &pipe.first_tier());
     enricher.until_metric("redeliver_worker_unavailable_topic_records", |count| count == 60);
     let fewer = [("kafka.topics.partitions".to_owned(), "1".to_owned())];

@@ -93,11 +93,7 @@ fn distant_jobs_delay_no_due_jobs() {
         Request::protobuf(JobSpec::new("mail", format!("{n}")).at(due))
     });
     let sent = env.send(jobs.collect());
-    until_seen(
-        "the index contains the jobs",
-        || redis.waiting(&env),
-        |waiting| *waiting >= JOBS as u64,
-    );
+    until_seen("waiting jobs", || redis.waiting(&env), |n| *n >= JOBS as u64);
     let limit = redis.used(&env) + ROOM;
     redis.set_limit(&env, limit);
 
@@ -195,11 +191,7 @@ fn distant_jobs_delay_no_due_jobs() {
         .values()
         .filter(|job| job.state() == v1::JobState::Scheduled)
         .count() as u64;
-    until_seen(
-        "the index contains the scheduled jobs",
-        || redis.waiting(&env),
-        |waiting| *waiting == scheduled,
-    );
+    until_seen("waiting jobs", || redis.waiting(&env), |n| *n == scheduled);
     assert_eq!(watch.seen.apps.len(), expected + overdue.len());
     drop(redis.local);
 }

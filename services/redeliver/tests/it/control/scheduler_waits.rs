@@ -49,11 +49,7 @@ impl Waits {
     fn let_wait(&mut self, prefix: &str, count: usize) {
         self.produce(prefix, count);
         let count = self.sent.len();
-        until_seen(
-            "the records wait",
-            || self.commands().len(),
-            |&commands| commands >= count,
-        );
+        until_seen("commands", || self.commands().len(), |&n| n >= count);
     }
 
     /// What has been given to the scheduler.
@@ -75,11 +71,8 @@ impl Waits {
 
     #[track_caller]
     fn until_more_released(&self, before: usize, enough: usize) {
-        until_seen(
-            "more is released",
-            || released(&self.pipe),
-            |&now| now > before || now >= enough,
-        );
+        let now = || released(&self.pipe);
+        until_seen("released", now, |&now| now > before || now >= enough);
     }
 
     /// Waits until this many records have ended. The others wait.

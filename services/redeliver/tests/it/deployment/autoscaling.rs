@@ -274,10 +274,8 @@ fn autoscaler_follows_overdue_records() {
         }
         let status = pods.sync();
         let released = pods.released();
-        ensure(
-            released.len() == PODS as usize && !released.contains(&0),
-            format!("{released:?}; {status}"),
-        )
+        let holds = released.len() == PODS as usize && !released.contains(&0);
+        ensure(holds, format!("{released:?}; {status}"))
     });
     eventually("the tier is small again", DEADLINE, || {
         let status = pods.sync();

@@ -791,10 +791,8 @@ fn killed_schedulers_dispatch_each_occurrence_once() {
                     &answer.body["dispatched"],
                     &answer.body["skipped"],
                 );
-                ensure(
-                    state == (&"finished".into(), &COUNT.into(), &0.into()),
-                    answer.text,
-                )
+                let holds = state == (&"finished".into(), &COUNT.into(), &0.into());
+                ensure(holds, answer.text)
             },
         ));
     }
