@@ -12,7 +12,7 @@ use redeliver_testkit::{ensure, eventually_async};
 use tonic::{Code, Status};
 
 use crate::access::Callers;
-use crate::support::{DEADLINE, Dead, Inspector, InspectorEnv, dead};
+use crate::support::{DEADLINE, Dead, Inspector, InspectorEnv, assert_refused, dead};
 
 /// A job.
 const JOB: &str = "01KAJQ6Z2B0003000000000A7X";
@@ -170,10 +170,7 @@ async fn outcome_contains_nothing_masked() {
     };
     let whole = eventually_async("the job is dead", DEADLINE, async || {
         let outcome = ask("all", &orders).await.unwrap();
-        match outcome.state() {
-            State::Dead => Ok(outcome),
-            _ => Err(format!("{outcome:?}")),
-        }
+        ensure(outcome.state() == State::Dead, format!("{outcome:?}")).map(|()| outcome)
     })
     .await;
     assert_eq!(
@@ -185,6 +182,5 @@ async fn outcome_contains_nothing_masked() {
     assert!(!format!("{masked:?}").contains("s3cret"), "{masked:?}");
     // Positions tell where a record comes from.
     let refused = ask("masked", &people).await.unwrap_err();
-    assert_eq!(refused.code(), Code::PermissionDenied);
-    assert_eq!(error::reason(&refused).as_deref(), Some("PERMISSION_DENIED"));
+    assert_refused(&refused, Code::PermissionDenied, "PERMISSION_DENIED");
 }

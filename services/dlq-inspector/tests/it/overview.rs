@@ -10,7 +10,7 @@ use redeliver_proto::error::reason;
 use redeliver_proto::v1;
 use redeliver_proto::v1::ProblemKind;
 use redeliver_proto::v1::overview_service_client::OverviewServiceClient;
-use redeliver_testkit::{brokers, eventually_async, kafka_request};
+use redeliver_testkit::{brokers, ensure, eventually_async, kafka_request};
 use tokio::time::timeout;
 use tonic::service::interceptor::InterceptedService;
 use tonic::transport::Channel;
@@ -282,10 +282,8 @@ async fn callers_share_surveys() {
     assert!(count < messages, "{count} surveys for {messages} messages");
     drop(idle);
     eventually_async("the watches have ended", DEADLINE, async || {
-        match inspector.process.metric("redeliver_dlq_overview_watchers") {
-            0 => Ok(()),
-            watchers => Err(watchers),
-        }
+        let watchers = inspector.process.metric("redeliver_dlq_overview_watchers");
+        ensure(watchers == 0, watchers)
     })
     .await;
 }

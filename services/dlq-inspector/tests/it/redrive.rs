@@ -24,15 +24,13 @@ use redeliver_proto::auth::SendToken;
 use redeliver_proto::convert::{to_duration, to_headers, to_timestamp};
 use redeliver_proto::v1::redrive_service_client::RedriveServiceClient;
 use redeliver_proto::{Message as _, error, long_wait, v1};
-use redeliver_service::identity::{NewToken, new_token};
 use redeliver_testkit::kafka_request::{delete_records, delete_topic};
 use redeliver_testkit::{LocalKafka, brokers, ensure, eventually_async, record_at};
-use serde_json::json;
 use tonic::transport::Channel;
 use tonic::{Code, Response, Status};
 
 use crate::completeness::{AUTHORIZER, allow_again, allow_all, deny};
-use crate::support::{DEADLINE, Dead, Inspector, InspectorEnv, dead};
+use crate::support::{self, DEADLINE, Dead, Inspector, InspectorEnv, dead, get_letter, get_payload};
 
 /// A pipeline with its topics, and an inspector that knows it.
 pub(crate) struct World {
@@ -122,14 +120,6 @@ impl World {
         inspectors
     }
 
-    /// See [`set_tokens`].
-    pub(crate) fn set_tokens<'n>(
-        &mut self,
-        callers: impl IntoIterator<Item = (&'n str, Vec<String>)>,
-    ) -> BTreeMap<&'n str, NewToken> {
-        set_tokens(&mut self.env, callers)
-    }
-
     /// The dead letter of a record of the pipeline at this offset.
     pub(crate) fn dead(&self, offset: i64, value: Option<&[u8]>, headers: Headers) -> Dead {
         let record = Record {
@@ -189,24 +179,6 @@ fn audited(env: &InspectorEnv, id: &str) -> Vec<v1::AuditEntry> {
         .iter()
         .map(|record| v1::AuditEntry::decode(record.value.clone().unwrap()).unwrap());
     entries.filter(|entry| entry.target == id).collect()
-}
-
-/// Tokens for callers with these names and scopes, which inspectors accept that start afterwards.
-fn set_tokens<'n>(
-    env: &mut InspectorEnv,
-    callers: impl IntoIterator<Item = (&'n str, Vec<String>)>,
-) -> BTreeMap<&'n str, NewToken> {
-    let (mut tokens, mut entries) = (BTreeMap::new(), Vec::new());
-    for (name, scopes) in callers {
-        let token = new_token().unwrap();
-        entries.push(json!({ "name": name, "sha256": token.sha256.to_string(), "scopes": scopes }));
-        tokens.insert(name, token);
-    }
-    let file = env.base.directory().join("tokens");
-    std::fs::write(&file, json!({ "tokens": entries }).to_string()).unwrap();
-    env.base
-        .set("dlq_inspector.auth.tokens_file", &file.display().to_string());
-    tokens
 }
 
 pub(crate) fn read(env: &InspectorEnv, topic: &Arc<str>) -> Vec<Record> {
@@ -950,7 +922,7 @@ async fn redrives_need_scopes_and_hide_topics() {
             ],
         ),
     ];
-    let tokens = world.set_tokens(scopes);
+    let tokens = world.env.set_tokens(scopes);
     let mut inspector = world.env.start().await;
     let channel = inspector.channel().await;
     let client = |name: &str| {

@@ -94,10 +94,8 @@ impl Watched {
     ) {
         eventually_async("the job is changed", DEADLINE, async || {
             let job = self.look(inspectors, index).await;
-            match job.map_err(|status| status.to_string())? {
-                job if is_expected(&job) => Ok(()),
-                job => Err(format!("{job:?}")),
-            }
+            let job = job.map_err(|status| status.to_string())?;
+            ensure(is_expected(&job), format!("{job:?}"))
         })
         .await;
     }

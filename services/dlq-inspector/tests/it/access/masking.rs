@@ -71,7 +71,7 @@ fn letters() -> Vec<Dead> {
 }
 
 /// Waits until a topic has this many dead letters.
-async fn until(client: &TokenClient, topic: &str, count: usize) {
+async fn until(client: &Client, topic: &str, count: usize) {
     until_listed(client, &format!(r#"topic = "{topic}""#), count).await;
 }
 
@@ -173,7 +173,9 @@ async fn answers_contain_nothing_masked() {
         assert_eq!(pages(&mut client, &own, &mut answers).await.len(), 3);
         assert_eq!(watched(&mut client, &own, &mut answers).await.len(), 3);
         for offset in 0..3 {
-            let letter = get(&mut client, &format!("{orders}/0/{offset}")).await.unwrap();
+            let letter = get_letter(&mut client, &format!("{orders}/0/{offset}"))
+                .await
+                .unwrap();
             assert!(letter.masked.is_some());
             answers.add(&letter);
         }
@@ -186,8 +188,7 @@ async fn answers_contain_nothing_masked() {
         );
         assert_eq!(grouped.len(), 2);
         for group in grouped {
-            let request = v1::GetGroupRequest { id: group.id };
-            answers.add(&client.get_group(request).await.unwrap().into_inner());
+            answers.add(&get_group(&mut client, &group.id).await.unwrap());
         }
         assert_eq!(topics(&mut client, &own, &mut answers).await.len(), 1);
         // What tells something about the masked parts matches nothing in the topic, whatever is true.
@@ -245,14 +246,16 @@ async fn answers_contain_nothing_masked() {
     );
 
     // The payload is masked as in lists, or refused.
-    let value = payload(&mut client, &format!("{orders}/0/0")).await.unwrap();
+    let value = get_payload(&mut client, &format!("{orders}/0/0")).await.unwrap();
     assert_eq!(Some(&value[..]), redeliver.value.as_deref());
     assert_eq!(
-        answers.refused(payload(&mut client, &format!("{orders}/0/2")).await),
+        answers.refused(get_payload(&mut client, &format!("{orders}/0/2")).await),
         denied()
     );
-    assert!(payload(&mut client, &format!("{people}/0/2")).await.is_ok());
-    let unmasked = payload(&mut everything, &format!("{orders}/0/2")).await.unwrap();
+    assert!(get_payload(&mut client, &format!("{people}/0/2")).await.is_ok());
+    let unmasked = get_payload(&mut everything, &format!("{orders}/0/2"))
+        .await
+        .unwrap();
     assert!(unmasked.starts_with(MASKED[5].as_bytes()));
 
     // The CLI shows what the calls return.
@@ -748,9 +751,7 @@ async fn pages_of_masked_values_are_bounded() {
     let mut client = callers.client(&inspector.channel().await, "masked");
     // Classes are masked, too.
     let topic = eventually_async("all dead letters", DEADLINE, async || {
-        let request = v1::GetDeadLetterStatsRequest::default();
-        let stats = client.clone().get_dead_letter_stats(request).await;
-        let topic = stats.unwrap().into_inner().topics.swap_remove(0);
+        let topic = get_stats(&mut client.clone(), "").await.topics.swap_remove(0);
         ensure(topic.total == COUNT as u64, topic.total).map(|()| topic)
     })
     .await;

@@ -1,7 +1,5 @@
 //! Dead letters that are redriven with other contents.
 
-use redeliver_proto::v1::dead_letter_service_client::DeadLetterServiceClient;
-
 use super::*;
 
 /// What makes a request another one.
@@ -17,12 +15,11 @@ fn bytes(bytes: Option<&[u8]>) -> Option<v1::EditedBytes> {
 
 /// A request to write this value for a dead letter.
 pub(crate) async fn edit(inspector: &mut Inspector, id: &str, value: &[u8]) -> v1::PlanEditRequest {
-    let request = v1::GetDeadLetterRequest { id: id.to_owned() };
-    let letter = inspector.client().await.get_dead_letter(request).await.unwrap();
+    let letter = get_letter(&mut inspector.client().await, id).await.unwrap();
     v1::PlanEditRequest {
         observe: Some(observe(0)),
         id: id.to_owned(),
-        content_hash: letter.into_inner().content_hash,
+        content_hash: letter.content_hash,
         edit: Some(v1::RedriveEdit {
             value: bytes(Some(value)),
             ..v1::RedriveEdit::default()
@@ -187,9 +184,8 @@ async fn edited_record_replaces_the_original() {
     );
     inspector.until_listed("state = REDRIVEN", 1).await;
     // The original names the record that was written in its place.
-    let get = v1::GetDeadLetterRequest { id: id.clone() };
-    let original = inspector.client().await.get_dead_letter(get).await.unwrap();
-    let redriven = original.into_inner().redriven_as.unwrap();
+    let original = get_letter(&mut inspector.client().await, &id).await.unwrap();
+    let redriven = original.redriven_as.unwrap();
     assert_eq!((&redriven.redrive_id, &redriven.edited), (&job.id, &job.edited));
     let written = redriven.written.unwrap();
     assert_eq!(
@@ -295,22 +291,20 @@ async fn edit_needs_scopes_for_everything() {
         let scopes = verbs.map(|verb| format!("dead-letters:{verb}"));
         (name(lacking), scopes.collect())
     });
-    let tokens = world.set_tokens(callers);
+    let tokens = world.env.set_tokens(callers);
     let mut inspector = world.env.start().await;
     let channel = inspector.channel().await;
     let token = |lacking| SendToken::new(Some(&tokens[name(lacking)].token)).unwrap();
     let client = |lacking| RedriveServiceClient::with_interceptor(channel.clone(), token(lacking));
-    let letters = DeadLetterServiceClient::with_interceptor(channel.clone(), token(""));
+    let mut letters = support::Client::with_interceptor(channel.clone(), token(""));
     let id = format!("{}/0/0", world.dlq);
     let letter = eventually_async("the dead letter", DEADLINE, async || {
-        let request = v1::GetDeadLetterRequest { id: id.clone() };
-        let answer = letters.clone().get_dead_letter(request).await;
-        answer.map_err(|status| status.to_string())
+        get_letter(&mut letters, &id).await
     })
     .await;
     let request = v1::PlanEditRequest {
         id: id.clone(),
-        content_hash: letter.into_inner().content_hash,
+        content_hash: letter.content_hash,
         edit: Some(v1::RedriveEdit {
             key: bytes(None),
             ..v1::RedriveEdit::default()
