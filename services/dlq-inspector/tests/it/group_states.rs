@@ -45,7 +45,7 @@ fn mute(id: &str) -> v1::MuteGroupRequest {
 }
 
 /// What a change results in. The processes of all tests change the same topic, and one that Kafka does not take in time has written nothing.
-pub(crate) async fn changed<T>(change: impl AsyncFn() -> Result<tonic::Response<T>, Status>) -> T {
+pub(crate) async fn changed<T>(mut change: impl AsyncFnMut() -> Result<tonic::Response<T>, Status>) -> T {
     eventually_async("Kafka takes the change", DEADLINE, async || {
         match change().await {
             // Unknown: one that another process has fenced out may have been written.

@@ -15,7 +15,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use redeliver_core::{Clock as _, Headers, HumanDuration, Output, Position, SystemClock};
+use redeliver_core::{Clock as _, Headers, HumanDuration, Output, Position, Record, SystemClock};
 use redeliver_kafka::KafkaSettings;
 use redeliver_kafka::producer::Producer;
 use redeliver_kafka::topology::{self, Cleanup, Role, TopicSpec, TopologySpec};
@@ -58,6 +58,26 @@ pub(crate) struct Dead {
     pub(crate) key: Option<Bytes>,
     pub(crate) value: Option<Bytes>,
     pub(crate) headers: Headers,
+}
+
+impl From<Record> for Dead {
+    fn from(record: Record) -> Self {
+        Self {
+            key: record.key,
+            value: record.value,
+            headers: record.headers,
+        }
+    }
+}
+
+impl From<Output> for Dead {
+    fn from(output: Output) -> Self {
+        Self {
+            key: output.key,
+            value: output.value,
+            headers: output.headers,
+        }
+    }
 }
 
 /// A dead letter with text headers.

@@ -33,8 +33,7 @@ pub(crate) async fn planned_edit(
     inspector: &mut Inspector,
     request: v1::PlanEditRequest,
 ) -> Result<v1::Redrive, Status> {
-    let answer = client(inspector).await.plan_edit(request).await?;
-    Ok(answer.into_inner())
+    taken(async || client(inspector).await.plan_edit(request.clone()).await).await
 }
 
 #[track_caller]
@@ -174,14 +173,10 @@ async fn edited_record_replaces_the_original() {
     // The original is redriven: neither the other plan nor another edit writes it.
     start(&mut inspector, &unedited.id).await;
     let unedited = until(&mut inspector, &unedited.id, &ENDED).await;
-    assert_eq!(
-        (unedited.state(), unedited.skipped),
-        (v1::RedriveState::Failed, 1)
-    );
-    assert_eq!(
-        outcomes(&mut inspector, &unedited.id).await,
-        [v1::RedriveOutcome::Redriven]
-    );
+    let found = (unedited.state(), unedited.skipped);
+    assert_eq!(found, (v1::RedriveState::Failed, 1));
+    let outcomes = outcomes(&mut inspector, &unedited.id).await;
+    assert_eq!(outcomes, [v1::RedriveOutcome::Redriven]);
     inspector.until_listed("state = REDRIVEN", 1).await;
     // The original names the record that was written in its place.
     let original = get_letter(&mut inspector.client().await, &id).await.unwrap();
@@ -235,11 +230,7 @@ async fn edit_or_original_survives_kills() {
     for inspector in &mut inspectors {
         inspector.until_listed("", COUNT).await;
     }
-    let unedited = v1::PlanRedriveRequest {
-        rate_per_second: 10,
-        ..plan(v1::RedriveKind::Redrive, "")
-    };
-    let unedited = planned(&mut inspectors[0], unedited).await.unwrap();
+    let unedited = planned(&mut inspectors[0], slowly(10)).await.unwrap();
     assert_eq!(unedited.total as usize, COUNT);
     let mut edits = Vec::new();
     for number in 0..COUNT {
@@ -317,13 +308,13 @@ async fn edit_needs_scopes_for_everything() {
         let scope = format!("dead-letters:{lacking}");
         assert!(refused.message().contains(&scope), "{refused:?}");
     }
-    let job = client("").plan_edit(request).await.unwrap().into_inner();
+    let job = changed(async || client("").plan_edit(request.clone()).await).await;
     // A caller who may not edit may not start it either, but may cancel it.
     for lacking in ["payload", "unmasked", "edit", "operate"] {
         let refused = client(lacking).start_redrive(change(&job.id)).await.unwrap_err();
         assert_eq!(refused.code(), Code::PermissionDenied, "{lacking}: {refused:?}");
     }
-    assert!(client("edit").cancel_redrive(change(&job.id)).await.is_ok());
+    changed(async || client("edit").cancel_redrive(change(&job.id)).await).await;
 
     // A hash that is compared tells as much as one that is shown.
     let guess = v1::PlanRedriveRequest {

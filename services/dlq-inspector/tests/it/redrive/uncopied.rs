@@ -299,11 +299,7 @@ async fn uncopied_payload_needs_scope_for_origin() {
     }
     let planned = redrives("half").plan_redrive(world.plan(&[0])).await;
     assert_eq!(planned.unwrap_err().code(), Code::PermissionDenied);
-    let job = redrives("whole")
-        .plan_redrive(world.plan(&[0]))
-        .await
-        .unwrap()
-        .into_inner();
+    let job = changed(async || redrives("whole").plan_redrive(world.plan(&[0])).await).await;
     let started = redrives("half").start_redrive(change(&job.id)).await;
     assert_eq!(started.unwrap_err().code(), Code::PermissionDenied);
     let request = v1::GetRedriveRequest { id: job.id.clone() };
