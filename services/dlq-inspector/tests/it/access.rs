@@ -219,6 +219,14 @@ impl Callers {
         Self { env, tokens, topics }
     }
 
+    /// The pipeline of a topic, which has a tier of two hours from now on.
+    pub(crate) fn set_pipeline(&mut self, topic: usize) -> String {
+        let pipeline = self.topics[topic].strip_suffix("-dlq").unwrap().to_owned();
+        let key = format!("pipelines.{pipeline}.retry");
+        self.env.base.set(&key, "{ tiers: [2h] }");
+        pipeline
+    }
+
     fn token(&self, caller: &str) -> &str {
         &self.tokens[caller].token
     }

@@ -334,13 +334,12 @@ async fn no_method_answers_what_is_masked() {
     ];
     let mut callers = Callers::without_dead_letters("masked-methods", &scopes).await;
     let [orders, _] = callers.topics.clone();
-    let pipeline = orders.strip_suffix("-dlq").unwrap().to_owned();
+    let pipeline = callers.set_pipeline(0);
     let control = format!("{}-control", callers.env.base.name());
     for (key, value) in [
         ("dlq_inspector.masking", RULES),
         ("dlq_inspector.redrive.edit", "true"),
         ("control.topic", &control),
-        (&format!("pipelines.{pipeline}.retry"), "{ tiers: [2h] }"),
         ("scheduler.apps.shop.topic", &pipeline),
         ("waiting_actions.enabled", "true"),
     ] {
