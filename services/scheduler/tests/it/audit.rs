@@ -78,10 +78,7 @@ fn job() -> v1::ScheduleJobRequest {
     v1::ScheduleJobRequest {
         job: Some(v1::JobSpec {
             app: "mail".to_owned(),
-            when: Some(v1::job_spec::When::Delay(prost_types::Duration {
-                seconds: 3_600,
-                nanos: 0,
-            })),
+            when: Some(v1::job_spec::When::Delay(crate::api::hours(1))),
             ..v1::JobSpec::default()
         }),
         no_wait: false,

@@ -9,11 +9,13 @@ use redeliver_kafka::KafkaSettings;
 use redeliver_kafka::producer::Producer;
 use redeliver_kafka::reader::TopicReader;
 use redeliver_proto::v1::job_service_client::JobServiceClient;
+use redeliver_service::identity::{NewToken, new_token};
 use redeliver_testkit::{EnvBuilder, ServiceProcess, TestEnv, ensure, eventually_async, http};
 use reqwest::{Method, RequestBuilder, StatusCode};
 use serde_json::Value;
 use tonic::transport::{Channel, Endpoint};
 
+use super::identity::write_tokens;
 use crate::env::{DEADLINE, api_address};
 
 pub(crate) struct Server {
@@ -74,6 +76,28 @@ impl Server {
             env,
             process,
         }
+    }
+
+    /// A server, and a token for each of these callers with these scopes.
+    pub(crate) fn for_callers<const N: usize>(
+        callers: [(&str, &[&str]); N],
+        configure: impl FnOnce(EnvBuilder) -> EnvBuilder,
+    ) -> (Self, [NewToken; N]) {
+        let tokens = callers.map(|_| new_token().unwrap());
+        let entries = callers.iter().zip(&tokens);
+        let entries: Vec<_> = entries
+            .map(|((name, scopes), token)| (*name, token, *scopes))
+            .collect();
+        let server = Self::start_prepared(
+            |builder| configure(builder).set("scheduler.auth.tokens_file", "{dir}/tokens"),
+            |directory| write_tokens(&directory.join("tokens"), &entries),
+        );
+        (server, tokens)
+    }
+
+    /// What a caller with a token is answered.
+    pub(crate) async fn ask(&self, token: &str, method: Method, path: &str, body: &str) -> Answer {
+        send(with_json(self.request(method, path), body).bearer_auth(token)).await
     }
 
     pub(crate) fn request(&self, method: Method, path: &str) -> RequestBuilder {
@@ -221,6 +245,14 @@ impl Answer {
             answer.body["detail"].as_str().unwrap().contains(says),
             "{answer:?}"
         );
+    }
+
+    /// Checks texts of the body.
+    #[track_caller]
+    pub(crate) fn has(&self, fields: &[(&str, &str)]) {
+        for (field, text) in fields {
+            assert_eq!(self.text_of(field), *text, "{self:?}");
+        }
     }
 
     #[track_caller]
