@@ -116,6 +116,22 @@ impl ServiceProcess {
         self.runs.push(process);
     }
 
+    /// Kills the process, starts it again, and waits until it is ready.
+    #[track_caller]
+    pub fn kill_and_restart(&mut self) {
+        self.kill_9();
+        self.start_again();
+        self.until_ready();
+    }
+
+    /// Shuts the process down, starts it again, and waits until it is ready.
+    #[track_caller]
+    pub fn restart(&mut self) {
+        self.shut_down();
+        self.start_again();
+        self.until_ready();
+    }
+
     /// Freezes the process.
     #[track_caller]
     pub fn freeze(&mut self) {

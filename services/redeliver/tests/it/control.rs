@@ -236,9 +236,7 @@ fn pipeline_rate_survives_restarts() {
             let holds = is_reached;
             ensure(holds, format!("{calls} calls, {waiting} waiting, {ended} ended"))
         });
-        enricher.kill_9();
-        enricher.start_again();
-        enricher.until_ready();
+        enricher.kill_and_restart();
     }
     assert_eq!(
         cli.change(&["rate", &pipeline, "configured"]),

@@ -390,9 +390,7 @@ fn kills_separate_no_change_from_entry() {
             let ended: Result<(), _> = tokio::time::timeout(killed_after, changes).await;
             ended.unwrap_err();
         });
-        scheduler.kill_9();
-        scheduler.start_again();
-        scheduler.until_ready();
+        scheduler.kill_and_restart();
     }
     // Ends the transactions of the processes that were killed.
     let mut control = connect(&env, &mut scheduler, &token);

@@ -270,9 +270,7 @@ fn empty_redis(setup: EnvBuilder, volume: Volume) {
                 }
                 2 => {
                     sleep_up_to(random, Duration::from_millis(20));
-                    member.kill_9();
-                    member.start_again();
-                    member.until_ready();
+                    member.kill_and_restart();
                 }
                 _ => drop(call(&redis, &env, &["SCRIPT", "FLUSH"])),
             }
@@ -363,9 +361,7 @@ fn two_installations_share_a_redis() {
                     }
                     _ => {
                         let member = &mut members[round / 3];
-                        member.kill_9();
-                        member.start_again();
-                        member.until_ready();
+                        member.kill_and_restart();
                     }
                 }
             }
@@ -399,9 +395,7 @@ fn full_redis_loses_and_duplicates_nothing() {
             load.until_more_ended(300);
             match round {
                 1 | 4 => {
-                    member.kill_9();
-                    member.start_again();
-                    member.until_ready();
+                    member.kill_and_restart();
                     load.until_more_ended(100);
                 }
                 // An index that is lost can be rebuilt only with memory.

@@ -143,9 +143,7 @@ fn distant_jobs_delay_no_due_jobs() {
     assert_dispatched_once(&watch.seen.apps, &soon);
 
     // A scheduler takes over the shards although Redis is full.
-    scheduler.kill_9();
-    scheduler.start_again();
-    scheduler.until_ready();
+    scheduler.kill_and_restart();
     let overdue = env.send(vec![Request::protobuf(JobSpec::new("sms", "after the restart"))]);
     watch.until_jobs_ended(expected + 2);
 

@@ -152,8 +152,6 @@ fn growing_topic_repeats_no_occurrence() {
     }
     env.grown_to(5);
     scheduler.until_not_ready("has 5 partitions; it had 2");
-    scheduler.shut_down();
-    scheduler.start_again();
-    scheduler.until_ready();
+    scheduler.restart();
     schedules.until_finished(&mut env.watch());
 }

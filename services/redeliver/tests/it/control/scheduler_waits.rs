@@ -146,9 +146,7 @@ fn release_survives_growing_scheduler_topics() {
     scheduler.until_not_ready(&format!("has {AFTER} partitions; it had {BEFORE}"));
     // The enricher chooses among the new partitions, too.
     for process in [&mut scheduler, &mut waits.enricher] {
-        process.kill_9();
-        process.start_again();
-        process.until_ready();
+        process.kill_and_restart();
     }
     waits.let_wait("late", 60);
     let commands = waits.commands();
@@ -182,9 +180,7 @@ fn release_waits_for_recreated_due_topic() {
         let is_done = applied.code == Some(0) && is_created;
         ensure(is_done, applied.stdout)
     });
-    scheduler.kill_9();
-    scheduler.start_again();
-    scheduler.until_ready();
+    scheduler.kill_and_restart();
     waits.pipe.watch().until_ended(150, DEADLINE);
     until_missing(&mut scheduler, 0);
     waits.settle();

@@ -165,9 +165,7 @@ fn restart_under_load(name: &str, passes: u32) {
         let before = client.repetitions.load(Ordering::Relaxed);
         for scheduler in &mut schedulers {
             until_more();
-            scheduler.shut_down();
-            scheduler.start_again();
-            scheduler.until_ready();
+            scheduler.restart();
         }
         let repetitions = client.repetitions.load(Ordering::Relaxed) - before;
         assert!(
