@@ -226,16 +226,17 @@ pub(crate) async fn planned(
     inspector: &mut Inspector,
     request: v1::PlanRedriveRequest,
 ) -> Result<v1::Redrive, Status> {
-    taken(async || client(inspector).await.plan_redrive(request.clone()).await).await
+    let planned = taken(async || client(inspector).await.plan_redrive(request.clone()).await).await;
+    planned.map(Response::into_inner)
 }
 
 /// The answer to a change, once Kafka takes it.
-async fn taken<T>(mut change: impl AsyncFnMut() -> Result<Response<T>, Status>) -> Result<T, Status> {
+pub(crate) async fn taken<T>(mut change: impl AsyncFnMut() -> Result<T, Status>) -> Result<T, Status> {
     eventually_async("Kafka takes the change", DEADLINE, async || {
         match change().await {
             // As on a broker that is still loading its transactions. Nothing was written.
             Err(status) if error::reason(&status).as_deref() == Some("KAFKA_UNAVAILABLE") => Err(status),
-            answer => Ok(answer.map(Response::into_inner)),
+            answer => Ok(answer),
         }
     })
     .await

@@ -55,14 +55,19 @@ impl<'p> Cli<'p> {
     }
 
     fn run(&self, arguments: &[&str]) -> CommandOutput {
+        self.pipe.redeliver(&self.with_server(arguments))
+    }
+
+    fn with_server<'a>(&'a self, arguments: &[&'a str]) -> Vec<&'a str> {
         let server = ["--server", &self.server, "-o", "json"];
-        self.pipe.redeliver(&[arguments, &server[..]].concat())
+        [arguments, &server[..]].concat()
     }
 
     /// Changes something, and returns what applies then.
     #[track_caller]
     pub(crate) fn change(&self, arguments: &[&str]) -> Value {
-        let printed = self.run(&[arguments, &["--reason", "test"]].concat());
+        let arguments = [arguments, &["--reason", "test"]].concat();
+        let printed = self.pipe.until_taken(&self.with_server(&arguments));
         assert_eq!(printed.code, Some(0), "{printed:?}");
         let mut json: Value = serde_json::from_str(&printed.stdout).unwrap();
         json["effective"].take()

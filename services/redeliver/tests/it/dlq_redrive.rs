@@ -44,7 +44,8 @@ impl Cli {
 
     fn dlq(&self, arguments: &[&str]) -> CommandOutput {
         let server = ["--server", &self.server, "-o", "json"];
-        self.pipe.redeliver(&[&["dlq"], arguments, &server[..]].concat())
+        self.pipe
+            .until_taken(&[&["dlq"], arguments, &server[..]].concat())
     }
 
     /// The JSON that a command prints with this exit status.

@@ -316,6 +316,16 @@ impl Pipe {
         self.env.run("redeliver", arguments)
     }
 
+    /// As [`Pipe::redeliver`]; again while Kafka, on a busy machine, does not take what it changes: then nothing was written.
+    #[track_caller]
+    pub(crate) fn until_taken(&self, arguments: &[&str]) -> CommandOutput {
+        eventually("Kafka takes the change", DEADLINE, || {
+            let printed = self.redeliver(arguments);
+            let is_taken = !printed.stderr.contains("(UNAVAILABLE)");
+            ensure(is_taken, printed.stderr.clone()).map(|()| printed)
+        })
+    }
+
     /// Starts an enricher whose instance name ends with this, and waits until it is ready.
     pub(crate) fn enricher(&self, instance: &str) -> ServiceProcess {
         self.start("enricher", instance, &[])

@@ -63,11 +63,7 @@ impl World {
     fn run(&self, status: i32, arguments: &[&str]) -> Value {
         let more = ["--server", &self.server, "-o", "json"];
         // Other tests kill tiers, whose transactions hide what follows in the topic for a while.
-        let printed = eventually("the actions are known", DEADLINE, || {
-            let printed = self.pipe.redeliver(&[&["waiting"], arguments, &more].concat());
-            let is_known = !printed.stderr.contains("(UNAVAILABLE)");
-            is_known.then(|| printed.clone()).ok_or(printed.stderr)
-        });
+        let printed = self.pipe.until_taken(&[&["waiting"], arguments, &more].concat());
         assert_eq!(printed.code, Some(status), "{arguments:?} {printed:?}");
         serde_json::from_str(&printed.stdout).unwrap_or_else(|error| panic!("{error}: {printed:?}"))
     }
@@ -122,14 +118,10 @@ impl World {
     fn states(&self, request: &str) -> Vec<String> {
         eventually("the tier has acted", DEADLINE, || {
             let more = ["--server", &self.server, "-o", "json"];
-            let printed = self
-                .pipe
-                .redeliver(&[&["waiting", "actions", request], &more[..]].concat());
+            let asked = [&["waiting", "actions", request], &more[..]].concat();
+            let printed = self.pipe.redeliver(&asked);
             let actions: Value = serde_json::from_str(&printed.stdout).unwrap_or_default();
-            if actions["pending"] != 0 {
-                return Err(format!("{printed:?}"));
-            }
-            Ok(states(&actions))
+            ensure(actions["pending"] == 0, format!("{printed:?}")).map(|()| states(&actions))
         })
     }
 

@@ -24,9 +24,12 @@ use redeliver_runtime::listen::Listener;
 use redeliver_scheduler::job::{Job, JobState, Kind, Payload, Priority};
 use redeliver_service::{Host, topics};
 use redeliver_testkit::kafka_request::delete_topic;
-use redeliver_testkit::{EnvBuilder, ServiceProcess, TestEnv, ensure, eventually, free_port, until_seen};
+use redeliver_testkit::{
+    EnvBuilder, ServiceProcess, TestEnv, ensure, eventually, eventually_async, free_port, until_seen,
+};
 use tokio_util::sync::CancellationToken;
 use tonic::transport::{Channel, Endpoint};
+use tonic::{Code, Response, Status};
 
 use crate::oracle::{Deletion, Intent, JobSpec, Report, Seen, Sent, Topics, check};
 use crate::requests::{Request, in_millis, now};
@@ -35,6 +38,17 @@ pub(crate) use redeliver_testkit::DEADLINE;
 
 /// The applications of every environment.
 pub(crate) const APPS: [&str; 3] = ["crawl", "mail", "sms"];
+
+/// What a change results in, once Kafka takes it. On a busy machine it may not: then nothing was written.
+pub(crate) async fn changed<T>(mut change: impl AsyncFnMut() -> Result<Response<T>, Status>) -> T {
+    eventually_async("Kafka takes the change", DEADLINE, async || {
+        match change().await {
+            Err(status) if status.code() == Code::Unavailable => Err(status),
+            result => Ok(result.unwrap().into_inner()),
+        }
+    })
+    .await
+}
 
 pub(crate) struct SchedulerEnv {
     pub(crate) test: TestEnv,

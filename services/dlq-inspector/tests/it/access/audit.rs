@@ -283,8 +283,9 @@ async fn entry_has_reason_and_no_secrets() {
         filter: filter.clone(),
         ..v1::PlanRedriveRequest::default()
     };
-    let planned = callers.redrives(&channel, "eve").plan_redrive(request).await;
-    assert_eq!(planned.unwrap().into_inner().filter, recorded);
+    let mut redrives = callers.redrives(&channel, "eve");
+    let planned = changed(async || redrives.plan_redrive(request.clone()).await).await;
+    assert_eq!(planned.filter, recorded);
     let mut auditor = audit_client(&callers, &channel, "auditor");
     let all = entries(&mut auditor, v1::ListAuditEntriesRequest::default(), 100).await;
     for (action, reason) in [("dead-letters.list", "St\u{f6}rung\n4711"), ("redrives.plan", "")] {

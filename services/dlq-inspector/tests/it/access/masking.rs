@@ -14,7 +14,7 @@ use tonic::client::Grpc;
 
 use super::*;
 use crate::fuzz::{Raw, methods};
-use crate::redrive::change;
+use crate::redrive::{change, taken};
 use crate::support::Dead;
 use crate::waiting::waiting;
 
@@ -528,7 +528,7 @@ async fn no_method_answers_what_is_masked() {
         }
         let request = DynamicMessage::deserialize(served[method].clone(), request).unwrap();
         let path = format!("/redeliver.v1.{method}");
-        let answer = answer(raw(), &path, request.encode_to_vec()).await;
+        let answer = taken(async || answer(raw(), &path, request.encode_to_vec()).await).await;
         if method.ends_with("/PlanEdit") {
             // An edit needs a caller who sees everything.
             assert_eq!(answers.refused(answer), denied());

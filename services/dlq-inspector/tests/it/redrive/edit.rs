@@ -33,7 +33,8 @@ pub(crate) async fn planned_edit(
     inspector: &mut Inspector,
     request: v1::PlanEditRequest,
 ) -> Result<v1::Redrive, Status> {
-    taken(async || client(inspector).await.plan_edit(request.clone()).await).await
+    let planned = taken(async || client(inspector).await.plan_edit(request.clone()).await).await;
+    planned.map(Response::into_inner)
 }
 
 #[track_caller]

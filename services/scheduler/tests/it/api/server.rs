@@ -210,7 +210,18 @@ pub(crate) fn with_json(request: RequestBuilder, body: &str) -> RequestBuilder {
         .body(body.to_owned())
 }
 
+/// Sends a request; again while Kafka, on a busy machine, does not take what it changes: then nothing was written.
 pub(crate) async fn send(request: RequestBuilder) -> Answer {
+    eventually_async("Kafka takes the change", DEADLINE, async || {
+        let request = request.try_clone().expect("a body that is in memory");
+        let answer = answer_to(request).await;
+        let is_taken = answer.body["code"] != "kafka_unavailable";
+        ensure(is_taken, answer.text.clone()).map(|()| answer)
+    })
+    .await
+}
+
+async fn answer_to(request: RequestBuilder) -> Answer {
     let response = request.send().await.unwrap();
     let header = |name: &str| Some(response.headers().get(name)?.to_str().unwrap().to_owned());
     let (kind, location) = (header("content-type").unwrap_or_default(), header("location"));
