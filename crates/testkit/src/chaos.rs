@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use crate::local_kafka::kafka_tool;
 use crate::target::target_directory;
-use crate::{DEADLINE, LocalKafka, ServiceProcess, eventually};
+use crate::{DEADLINE, LocalKafka, ServiceProcess, ensure, eventually};
 
 /// Sleeps for a random time.
 pub fn sleep_up_to(random: &mut fastrand::Rng, longest: Duration) {
@@ -78,11 +78,8 @@ pub fn until_shared(pair: &mut [ServiceProcess; 2], partitions: u64) {
     let condition = format!("{} and {} own partitions", pair[0].name(), pair[1].name());
     eventually(&condition, DEADLINE, || {
         let owned = pair.each_mut().map(ServiceProcess::owned);
-        if owned.iter().all(|owned| *owned > 0) && owned.iter().sum::<u64>() == partitions {
-            Ok(())
-        } else {
-            Err(format!("{owned:?} of {partitions}"))
-        }
+        let holds = owned.iter().all(|owned| *owned > 0) && owned.iter().sum::<u64>() == partitions;
+        ensure(holds, format!("{owned:?} of {partitions}"))
     });
 }
 
@@ -97,11 +94,7 @@ pub fn until_second_broker_leads(first: &LocalKafka) {
         tool.args(["--bootstrap-server", &first.brokers(), "--describe"]);
         let output = tool.output().expect("running the tool");
         let described = String::from_utf8_lossy(&output.stdout).into_owned();
-        if described.contains("Leader: 2") {
-            Ok(())
-        } else {
-            Err(described)
-        }
+        ensure(described.contains("Leader: 2"), described)
     });
 }
 
@@ -141,11 +134,7 @@ fn check_replicas(described: &str, replicas: usize, leader: u32) -> Result<(), S
         }
         leads |= value(line, "Leader:") == Some(leader.to_string());
     }
-    if leads {
-        Ok(())
-    } else {
-        Err(format!("broker {leader} leads no partition:\n{described}"))
-    }
+    ensure(leads, format!("broker {leader} leads no partition:\n{described}"))
 }
 
 #[cfg(test)]

@@ -1,7 +1,7 @@
 //! The one way in which tests wait: check a condition until it holds, and panic at a deadline with the state that was seen
 //! last. A fixed sleep is either too long or, on a busy machine, too short.
 
-use std::fmt::Display;
+use std::fmt::{Debug, Display};
 use std::time::{Duration, Instant};
 
 /// The longest delay between two checks. The first delays are shorter, because most conditions hold soon.
@@ -53,6 +53,26 @@ pub async fn eventually_async<T, S: Display>(
         Some(state) => panic!("{what}: not within {deadline:?}; last seen: {state}"),
         None => panic!("{what}: not within {deadline:?}; the condition never returned"),
     }
+}
+
+/// How most conditions of [`eventually`] end: `Ok` if it holds, otherwise the state.
+///
+/// # Errors
+/// If it does not hold.
+pub fn ensure<S>(holds: bool, state: S) -> Result<(), S> {
+    holds.then_some(()).ok_or(state)
+}
+
+/// Waits until what is observed is as wanted, and returns it.
+///
+/// # Panics
+/// If it is not within [`DEADLINE`].
+#[track_caller]
+pub fn until_seen<T: Debug>(what: &str, mut observe: impl FnMut() -> T, is_wanted: impl Fn(&T) -> bool) -> T {
+    eventually(what, DEADLINE, || {
+        let seen = observe();
+        ensure(is_wanted(&seen), format!("{seen:?}")).map(|()| seen)
+    })
 }
 
 /// As [`eventually`], but returns the last state instead of panicking.

@@ -30,6 +30,7 @@ use tokio::sync::{oneshot, watch};
 use tokio::task::JoinSet;
 
 use crate::hash::stable_hash;
+use crate::until_seen;
 
 /// The header that marks repetitions of a call.
 pub const IDEMPOTENCY_KEY: &str = "idempotency-key";
@@ -232,6 +233,24 @@ impl FakeEndpoint {
     /// How many calls wait for their reply now.
     pub fn in_flight(&self) -> usize {
         self.shared.counts().in_flight
+    }
+
+    /// Waits until exactly this many calls wait for their reply.
+    ///
+    /// # Panics
+    /// If they do not within [`DEADLINE`](crate::DEADLINE).
+    #[track_caller]
+    pub fn until_in_flight(&self, count: usize) {
+        until_seen("calls in flight", || self.in_flight(), |seen| *seen == count);
+    }
+
+    /// Waits until this many calls have come in all.
+    ///
+    /// # Panics
+    /// If they do not within [`DEADLINE`](crate::DEADLINE).
+    #[track_caller]
+    pub fn until_calls(&self, count: u64) {
+        until_seen("calls", || self.calls(), |seen| *seen >= count);
     }
 
     /// The most calls that ever waited for their reply at once.
@@ -512,7 +531,6 @@ mod tests {
     use std::net::TcpStream;
 
     use super::*;
-    use crate::eventually;
 
     const SOON: Duration = Duration::from_secs(10);
 
@@ -585,13 +603,7 @@ mod tests {
     fn hang_ends_with_its_client() {
         let endpoint = FakeEndpoint::start(|_| Reply::Hang);
         let mut waiting = [send(&endpoint, "k", "first"), send(&endpoint, "k", "second")];
-        let in_flight = |wanted| {
-            eventually("calls in flight", SOON, || match endpoint.in_flight() {
-                seen if seen == wanted => Ok(()),
-                seen => Err(seen),
-            });
-        };
-        in_flight(2);
+        endpoint.until_in_flight(2);
         waiting[0]
             .set_read_timeout(Some(Duration::from_millis(100)))
             .unwrap();
@@ -601,7 +613,7 @@ mod tests {
             "{error}"
         );
         drop(waiting);
-        in_flight(0);
+        endpoint.until_in_flight(0);
         assert_eq!(endpoint.max_concurrency(), 2);
     }
 }

@@ -96,7 +96,7 @@ pub use chaos::{
 };
 #[cfg(feature = "services")]
 pub use env::{EnvBuilder, TestEnv};
-pub use eventually::{DEADLINE, eventually, eventually_async};
+pub use eventually::{DEADLINE, ensure, eventually, eventually_async, until_seen};
 pub use fake_endpoint::{FakeEndpoint, Reply, Request};
 pub use local_kafka::LocalKafka;
 pub use local_kube::LocalKube;

@@ -15,6 +15,7 @@ use opentelemetry_proto::tonic::collector::trace::v1::{
 };
 use opentelemetry_proto::tonic::common::v1::{KeyValue, any_value::Value};
 use opentelemetry_proto::tonic::trace::v1::Span;
+use redeliver_testkit::ensure;
 use tokio::sync::oneshot;
 use tonic::transport::server::TcpIncoming;
 use tonic::{Request, Response, Status};
@@ -108,11 +109,7 @@ impl OtlpReceiver {
         let what = format!("{count} spans are received");
         eventually_async(&what, Duration::from_secs(10), async || {
             let spans = self.spans();
-            if spans.len() >= count {
-                Ok(spans)
-            } else {
-                Err(format!("{spans:#?}"))
-            }
+            ensure(spans.len() >= count, format!("{spans:#?}")).map(|()| spans)
         })
         .await
     }

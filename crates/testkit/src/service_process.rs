@@ -11,7 +11,7 @@ use std::str::FromStr;
 use std::time::{Duration, Instant};
 
 use crate::process::Process;
-use crate::{DEADLINE, eventually, http};
+use crate::{DEADLINE, eventually, http, until_seen};
 
 /// A named process that can be started again after its end. It is killed when it is dropped.
 pub struct ServiceProcess {
@@ -116,6 +116,22 @@ impl ServiceProcess {
         self.runs.push(process);
     }
 
+    /// Kills the process, starts it again, and waits until it is ready.
+    #[track_caller]
+    pub fn kill_and_restart(&mut self) {
+        self.kill_9();
+        self.start_again();
+        self.until_ready();
+    }
+
+    /// Shuts the process down, starts it again, and waits until it is ready.
+    #[track_caller]
+    pub fn restart(&mut self) {
+        self.shut_down();
+        self.start_again();
+        self.until_ready();
+    }
+
     /// Freezes the process.
     #[track_caller]
     pub fn freeze(&mut self) {
@@ -197,8 +213,9 @@ impl ServiceProcess {
         self.until_readyz(&condition, |status, body| status == 200 && body.contains(note));
     }
 
+    /// Waits until `/readyz` returns a status and a report for which this holds, and returns the report.
     #[track_caller]
-    fn until_readyz(&mut self, condition: &str, holds: impl Fn(u16, &str) -> bool) -> String {
+    pub fn until_readyz(&mut self, condition: &str, holds: impl Fn(u16, &str) -> bool) -> String {
         let condition = format!("{}: {condition}", self.name);
         let address = self.admin();
         eventually(&condition, DEADLINE, || match http::get(address, "/readyz") {
@@ -212,10 +229,7 @@ impl ServiceProcess {
     #[track_caller]
     pub fn until_owning(&mut self, count: u64) {
         let condition = format!("{} owns {count} partitions", self.name);
-        eventually(&condition, DEADLINE, || match self.owned() {
-            owned if owned == count => Ok(()),
-            owned => Err(format!("{owned} of {count}")),
-        });
+        until_seen(&condition, || self.owned(), |owned| *owned == count);
         self.note(&format!("owns {count} partitions"));
     }
 
@@ -234,6 +248,15 @@ impl ServiceProcess {
         let (status, metrics) = self.get("/metrics");
         assert_eq!(status, 200, "{metrics}");
         metric(&metrics, series)
+    }
+
+    /// Waits until a metric, as [`ServiceProcess::metric`] reads it, has the value that is wanted, and returns it.
+    ///
+    /// # Panics
+    /// If it does not within [`DEADLINE`].
+    #[track_caller]
+    pub fn until_metric(&mut self, series: &str, is_wanted: impl Fn(u64) -> bool) -> u64 {
+        until_seen(series, || self.metric(series), |value| is_wanted(*value))
     }
 
     /// Waits until these metrics have these series that are not 0, and no other ones, all without the prefix `redeliver_`. They are counted after

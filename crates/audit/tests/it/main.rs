@@ -9,7 +9,7 @@ use std::time::Duration;
 use redeliver_audit::{AuditOptions, Auditor, Fault, Findings, Pace, PipelineAudit, Report, audit};
 use redeliver_core::pipeline::ReturnTo;
 use redeliver_core::{HandlerChanges, Output, SchedulerTopics, Timestamp};
-use redeliver_testkit::{DEADLINE, eventually};
+use redeliver_testkit::{DEADLINE, ensure, eventually};
 
 use crate::plant::{Plant, Stage, Word, change_headers};
 
@@ -111,7 +111,7 @@ fn all_planted_defects_are_found() {
                 && report.waiting.total() == 15
                 && report.lost.count == 2
                 && report.foreign.count == 2;
-            if settled { Ok(()) } else { Err(report) }
+            ensure(settled, report)
         },
     );
     plant.stop();
@@ -185,11 +185,7 @@ fn assert_clean_at_every_moment(name: &str, return_to: ReturnTo) {
                 );
             }
             was_audited_in_progress |= report.waiting.total() > 3 && report.output > 0;
-            if report.output + report.dead == expected {
-                Ok(())
-            } else {
-                Err(report)
-            }
+            ensure(report.output + report.dead == expected, report)
         });
         producing.join().unwrap();
         plant.stop();
@@ -232,7 +228,7 @@ fn changes_begin_an_audit_again() {
     eventually("all records have ended", DEADLINE, || {
         let report = passes.pass();
         let has_ended = report.output + report.dead == 3;
-        if has_ended { Ok(()) } else { Err(report) }
+        ensure(has_ended, report)
     });
     plant.stop();
     for change in [Plant::reset_offsets, Plant::recreate_output] {
@@ -288,11 +284,7 @@ fn failing_audit_does_not_affect_others() {
     eventually("all records have ended", DEADLINE, || {
         let report = pass();
         let has_ended = (report.output, report.dead) == (1, 1);
-        if has_ended {
-            Ok(())
-        } else {
-            Err(report.to_string())
-        }
+        ensure(has_ended, report.to_string())
     });
     plain.stop();
 }

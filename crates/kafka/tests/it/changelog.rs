@@ -6,7 +6,7 @@ use redeliver_core::{Record, Timestamp};
 use redeliver_kafka::groups;
 use redeliver_kafka::reader::TopicReader;
 use redeliver_kafka::{AssignmentId, LaneSpec, Processor, TransactionBatch};
-use redeliver_testkit::{eventually, unique};
+use redeliver_testkit::{ensure, eventually, unique};
 
 use crate::copy::Observed;
 use crate::support::{DEADLINE, RunningLane, create_topic, lane_spec, output, settings};
@@ -90,11 +90,7 @@ async fn owner_batch_commits_and_reports_ends() {
     let lane = RunningLane::spawn(&settings, spec, owner, Arc::<Observed>::default());
     eventually("all batches are committed", DEADLINE, || {
         let reported = ends.lock().unwrap().clone();
-        if reported.len() == 2 * BATCHES {
-            Ok(())
-        } else {
-            Err(format!("{reported:?}"))
-        }
+        ensure(reported.len() == 2 * BATCHES, format!("{reported:?}"))
     });
     lane.stop();
 

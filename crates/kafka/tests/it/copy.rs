@@ -13,7 +13,7 @@ use redeliver_kafka::{
     AssignmentId, IfRecreated, KafkaSettings, LaneObserver, LaneSpec, Processor, Refused, TransactionBatch,
 };
 use redeliver_testkit::kafka_request::delete_topic;
-use redeliver_testkit::{eventually, unique};
+use redeliver_testkit::{ensure, eventually, unique, until_seen};
 
 use crate::support::{DEADLINE, RunningLane, create_topic, lane_spec, output, settings};
 
@@ -111,10 +111,7 @@ impl Observed {
 
     #[track_caller]
     pub(crate) fn until_lag(&self, expected: u64) {
-        eventually("the lag is reported", DEADLINE, || match self.lag() {
-            lag if lag == Some(expected) => Ok(()),
-            lag => Err(format!("{lag:?}, not {expected}")),
-        });
+        until_seen("the lag is reported", || self.lag(), |&lag| lag == Some(expected));
     }
 
     /// The topics of owned partitions.
@@ -310,11 +307,7 @@ pub(crate) fn until_copied(settings: &KafkaSettings, to: &str, count: usize) {
     eventually("all records are copied", 2 * DEADLINE, || {
         let counts = counts(settings, to);
         assert_no_duplicates(&counts);
-        if counts.len() == count {
-            Ok(())
-        } else {
-            Err(format!("{} of {count}", counts.len()))
-        }
+        ensure(counts.len() == count, format!("{} of {count}", counts.len()))
     });
 }
 

@@ -15,7 +15,7 @@ use redeliver_kafka::reader::TopicReader;
 use redeliver_kafka::survey::{Extent, Retention, Surveyor};
 use redeliver_kafka::transaction::Transactions;
 use redeliver_kafka::{KafkaSettings, Waker};
-use redeliver_testkit::{DEADLINE, eventually, kafka_request, unique};
+use redeliver_testkit::{DEADLINE, ensure, eventually, kafka_request, unique};
 
 use crate::support::{self, create_topic, settings};
 
@@ -86,11 +86,7 @@ impl Received {
                     ControlFlow::Continue(())
                 })
                 .unwrap();
-            if is_expected(self) {
-                Ok(())
-            } else {
-                Err(format!("{:?} {:?}", self.records, self.ends))
-            }
+            ensure(is_expected(self), format!("{:?} {:?}", self.records, self.ends))
         });
     }
 
@@ -337,11 +333,7 @@ async fn survey_returns_offsets_and_retention() {
     eventually("the extents", DEADLINE, || {
         let topics = surveyor.topics(|name| name == &*topic).unwrap();
         assert_eq!(topics.len(), 1);
-        if topics[0].partitions == extents {
-            Ok(())
-        } else {
-            Err(format!("{topics:?}"))
-        }
+        ensure(topics[0].partitions == extents, format!("{topics:?}"))
     });
     let retention = surveyor.retention(std::slice::from_ref(&topic)).await.unwrap();
     let week = Retention {

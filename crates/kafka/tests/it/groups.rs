@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use redeliver_kafka::groups::{self, CommittedOffset, GroupOffsets};
 use redeliver_kafka::tracker::METADATA_LIMIT;
-use redeliver_testkit::{eventually, unique};
+use redeliver_testkit::{unique, until_seen};
 
 use crate::copy::{CopyLane, CopyOptions};
 use crate::support::{DEADLINE, create_topic, settings};
@@ -49,10 +49,7 @@ async fn active_group_refuses_offsets() {
         group.map(|group| group.is_empty)
     };
     let wait_for = |expected| {
-        eventually("the state of the group", DEADLINE, || match is_empty() {
-            found if found == expected => Ok(()),
-            found => Err(format!("{found:?}")),
-        });
+        until_seen("is empty", || is_empty(), |found| *found == expected);
     };
     assert_eq!(is_empty(), None);
     let lane = CopyLane::start(&settings, &group, &[&topic], &to, CopyOptions::default());

@@ -14,7 +14,7 @@ use redeliver_kafka::KafkaSettings;
 use redeliver_kafka::groups;
 use redeliver_kafka::reader::TopicReader;
 use redeliver_testkit::kafka_request::delete_topic;
-use redeliver_testkit::{eventually, unique};
+use redeliver_testkit::{unique, until_seen};
 
 use crate::copy::{CopyEnv, CopyLane, CopyOptions};
 use crate::support::{DEADLINE, create_topic, settings};
@@ -219,12 +219,8 @@ async fn deleted_output_aborts_the_transaction() {
     env.until_copied(10);
     delete_topic(&env.settings.brokers, &env.to);
     env.fill(10..20).await;
-    eventually("the transaction is aborted", DEADLINE, || {
-        match lane.observed.failed_transactions.load(Ordering::SeqCst) {
-            0 => Err("no failed transaction"),
-            _ => Ok(()),
-        }
-    });
+    let failed = || lane.observed.failed_transactions.load(Ordering::SeqCst);
+    until_seen("the transaction is aborted", failed, |&count| count > 0);
     create_topic(&env.settings, &env.to, 1).await;
     env.until_copied(10);
     lane.stop();

@@ -4,7 +4,7 @@ use rdkafka::admin::{AdminClient, AdminOptions, NewPartitions};
 use rdkafka::client::DefaultClientContext;
 use redeliver_kafka::KafkaClient;
 use redeliver_kafka::KafkaSettings;
-use redeliver_testkit::{eventually, unique};
+use redeliver_testkit::{ensure, eventually, unique};
 use tokio::task::JoinSet;
 
 use crate::copy::{CopyLane, CopyOptions, fill, until_copied};
@@ -73,11 +73,7 @@ impl Group {
                 .running()
                 .filter_map(|lane| lane.observed.waiting())
                 .collect();
-            if waiting.is_empty() {
-                Ok(())
-            } else {
-                Err(format!("{waiting:?}"))
-            }
+            ensure(waiting.is_empty(), format!("{waiting:?}"))
         });
     }
 
@@ -96,11 +92,7 @@ impl Group {
     fn until_shares(&self, expected: &[usize]) {
         eventually("each member owns its share", DEADLINE, || {
             let shares: Vec<_> = self.running().map(|lane| lane.observed.partitions()).collect();
-            if shares == expected {
-                Ok(())
-            } else {
-                Err(format!("{shares:?}, not {expected:?}"))
-            }
+            ensure(shares == expected, format!("{shares:?}, not {expected:?}"))
         });
     }
 
@@ -113,11 +105,7 @@ impl Group {
             owned.dedup();
             let mut expected: Vec<_> = topics.iter().map(|topic| (*topic).to_owned()).collect();
             expected.sort();
-            if owned == expected {
-                Ok(())
-            } else {
-                Err(format!("{owned:?}, not {expected:?}"))
-            }
+            ensure(owned == expected, format!("{owned:?}, not {expected:?}"))
         });
     }
 }

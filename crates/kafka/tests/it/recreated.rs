@@ -7,7 +7,7 @@ use rdkafka::consumer::{BaseConsumer, CommitMode, Consumer as _};
 use rdkafka::topic_partition_list::Offset;
 use redeliver_kafka::reader::{ReadError, TopicReader};
 use redeliver_kafka::{IfRecreated, KafkaClient, KafkaSettings, Presence, TopicWatch, topic_watch};
-use redeliver_testkit::{eventually, kafka_request};
+use redeliver_testkit::{eventually, kafka_request, until_seen};
 use tokio::task::JoinSet;
 
 use crate::copy::{CopyEnv, CopyOptions};
@@ -126,10 +126,8 @@ async fn commit_without_fingerprint_hides_nothing() {
     // Longer, while a lane runs that has not committed anything yet.
     commit_without_fingerprint(&env, 50);
     let lane = env.start();
-    eventually("the lane is ready", DEADLINE, || match lane.observed.waiting() {
-        None if lane.observed.partitions() == 1 => Ok(()),
-        other => Err(format!("{other:?}")),
-    });
+    let state = || (lane.observed.waiting(), lane.observed.partitions());
+    until_seen("the lane is ready", state, |state| *state == (None, 1));
     env.recreate_source(1).await;
     env.fill(250..550).await;
     env.until_copied(350);
@@ -144,12 +142,8 @@ async fn records_of_old_topic_are_dropped() {
     let lane = env.start_holding_odd();
     env.until_copied(10);
     env.recreate_source(1).await;
-    eventually("the dropped records are counted", DEADLINE, || {
-        match lane.observed.dropped.load(Ordering::SeqCst) {
-            10 => Ok(()),
-            dropped => Err(format!("{dropped} of 10")),
-        }
-    });
+    let dropped = || lane.observed.dropped.load(Ordering::SeqCst);
+    until_seen("the dropped records are counted", dropped, |&count| count == 10);
     env.fill(100..120).await;
     env.until_copied(20);
     lane.stop();

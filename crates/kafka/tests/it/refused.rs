@@ -8,7 +8,7 @@ use rdkafka::client::DefaultClientContext;
 use redeliver_kafka::producer::Producer;
 use redeliver_kafka::reader::TopicReader;
 use redeliver_kafka::{KafkaClient, KafkaSettings};
-use redeliver_testkit::{DEADLINE, eventually, unique};
+use redeliver_testkit::{DEADLINE, ensure, eventually, unique, until_seen};
 
 use crate::copy::{CopyLane, CopyOptions};
 use crate::support::{create_topic, create_topic_with, output, settings};
@@ -68,9 +68,8 @@ impl Env {
             assert_eq!(twice, 0, "records were written twice");
             let waiting = self.lane.observed.waiting();
             let count_written = written.len();
-            (count_written == count)
-                .then_some(written)
-                .ok_or_else(|| format!("{count_written} of {count}; {waiting:?}"))
+            let holds = count_written == count;
+            ensure(holds, format!("{count_written} of {count}; {waiting:?}")).map(|()| written)
         })
     }
 }
@@ -117,12 +116,8 @@ async fn failing_lane_reports_the_reason() {
             other => Err(format!("{other:?}")),
         }
     });
-    eventually("the transaction is repeated", DEADLINE, || {
-        match env.lane.observed.failed_transactions.load(Ordering::SeqCst) {
-            0..6 => Err("not yet".to_owned()),
-            _ => Ok(()),
-        }
-    });
+    let failed = || env.lane.observed.failed_transactions.load(Ordering::SeqCst);
+    until_seen("the transaction is repeated", failed, |&count| count >= 6);
     assert!(env.lane.observed.waiting().is_some());
     let admin: KafkaClient<AdminClient<DefaultClientContext>> = env.settings.client().create().unwrap();
     let wide = AlterConfig::new(ResourceSpecifier::Topic(&env.to)).set("max.message.bytes", "10000");

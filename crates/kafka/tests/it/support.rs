@@ -12,7 +12,7 @@ use redeliver_kafka::{
     IfFenced, IfRecreated, KafkaClient, KafkaSettings, Lane, LaneContext, LaneError, LaneObserver, LaneSpec,
     Processor, TopicWatch,
 };
-use redeliver_testkit::{eventually, unique};
+use redeliver_testkit::{ensure, eventually, unique};
 use tokio_util::sync::CancellationToken;
 
 pub(crate) use redeliver_testkit::DEADLINE;
@@ -56,11 +56,7 @@ pub(crate) async fn create_new_topic(settings: &KafkaSettings, new: &NewTopic<'_
             i32::try_from(found.partitions().len()) == Ok(partitions)
                 && found.partitions().iter().all(|partition| partition.leader() >= 0)
         });
-        if has_leaders {
-            Ok(())
-        } else {
-            Err("some partitions have no leader".to_owned())
-        }
+        ensure(has_leaders, "some partitions have no leader".to_owned())
     });
 }
 

@@ -14,7 +14,7 @@ use redeliver_kafka::scan::Scan;
 use redeliver_kafka::{
     AssignmentId, KafkaClient, KafkaSettings, Presence, Processor, TopicWatch, TransactionBatch, Unwritable,
 };
-use redeliver_testkit::{LocalKafka, acls, eventually, unique};
+use redeliver_testkit::{LocalKafka, acls, ensure, eventually, unique};
 
 use crate::copy::{Observed, until_copied};
 use crate::support::{DEADLINE, RunningLane, create_new_topic, lane_spec, output};
@@ -329,11 +329,7 @@ impl BacklogEnv {
                 (unreachable.clone(), backlog.records, backlog.is_exact)
             });
             let expected = [(vec![0], 0, false), (vec![], 0, true), (vec![0], 3, false)];
-            if found == expected {
-                Ok(())
-            } else {
-                Err(format!("{found:?}"))
-            }
+            ensure(found == expected, format!("{found:?}"))
         });
         // Others must not take the partition for empty. Each of them waits for the leader.
         let mixed = &self.topics[2].1;

@@ -9,7 +9,7 @@ use rcgen::{CertificateParams, DistinguishedName, DnType, KeyPair, SanType};
 use redeliver_runtime::Config;
 use redeliver_testkit::fuzz::{FEW, check_each};
 use redeliver_testkit::jwt::{Issuer, jwks};
-use redeliver_testkit::{FakeEndpoint, Reply, valid_json};
+use redeliver_testkit::{FakeEndpoint, Reply, ensure, valid_json};
 use rustls::pki_types::CertificateDer;
 use serde_json::{Value, json};
 
@@ -539,11 +539,7 @@ async fn stale_keys_expire_after_a_day() {
         redeliver_testkit::eventually_async("the answer", Duration::from_secs(60), async || {
             let refused = with_token(&authenticator, &token).await.err();
             let reason = refused.map(|refusal| refusal.reason());
-            if reason == expected {
-                Ok(())
-            } else {
-                Err(format!("{reason:?}"))
-            }
+            ensure(reason == expected, format!("{reason:?}"))
         })
         .await;
     };
@@ -558,11 +554,7 @@ async fn stale_keys_expire_after_a_day() {
         let calls = endpoint.calls();
         pass(23).await;
         redeliver_testkit::eventually_async("a failed fetch", Duration::from_secs(60), async || {
-            if endpoint.calls() > calls {
-                Ok(())
-            } else {
-                Err(calls)
-            }
+            ensure(endpoint.calls() > calls, calls)
         })
         .await;
         becomes(None).await;

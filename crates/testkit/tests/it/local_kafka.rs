@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use redeliver_testkit::local_kafka::{answers, kafka_tool};
-use redeliver_testkit::{LocalKafka, eventually};
+use redeliver_testkit::{LocalKafka, ensure, eventually};
 
 fn topics(kafka: &LocalKafka, arguments: &[&str]) -> String {
     let mut tool = kafka_tool("org.apache.kafka.tools.TopicCommand").unwrap();
@@ -65,19 +65,11 @@ fn restarted_broker_leads_again() {
     second.kill_9();
     eventually("the first one leads all", Duration::from_secs(60), || {
         let led = led(&first);
-        if led.matches("Leader: 1").count() == 4 {
-            Ok(())
-        } else {
-            Err(led)
-        }
+        ensure(led.matches("Leader: 1").count() == 4, led)
     });
     second.start_again().unwrap();
     eventually("the second one leads again", Duration::from_secs(60), || {
         let led = led(&first);
-        if led.contains("Leader: 2") {
-            Ok(())
-        } else {
-            Err(led)
-        }
+        ensure(led.contains("Leader: 2"), led)
     });
 }

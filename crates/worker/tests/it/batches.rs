@@ -8,7 +8,7 @@ use redeliver_core::headers::{ERROR_CODE, RETRY_COUNT};
 use redeliver_kafka::KafkaSettings;
 use redeliver_kafka::producer::Producer;
 use redeliver_runtime::Config;
-use redeliver_testkit::{EnvBuilder, eventually, unique_delays};
+use redeliver_testkit::{EnvBuilder, ensure, eventually, unique_delays};
 use redeliver_worker::{Attempt, BatchLimits, Failure, in_batches};
 use tokio::runtime::Runtime;
 use tokio_util::sync::CancellationToken;
@@ -69,11 +69,8 @@ fn records_of_calls_end_once() {
     let (out, dlq) = (pipeline.output.clone().unwrap(), pipeline.dead_letter_topic());
     let (done, dead) = eventually("all records have ended", DEADLINE, || {
         let (done, dead) = (by_value(&kafka, &out), by_value(&kafka, &dlq));
-        if done.len() + dead.len() >= RECORDS {
-            Ok((done, dead))
-        } else {
-            Err(format!("{} handled, {} dead", done.len(), dead.len()))
-        }
+        let holds = done.len() + dead.len() >= RECORDS;
+        ensure(holds, format!("{} handled, {} dead", done.len(), dead.len())).map(|()| (done, dead))
     });
     for n in 0..RECORDS {
         if n % 50 == 7 {

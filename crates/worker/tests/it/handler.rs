@@ -16,7 +16,7 @@ use redeliver_runtime::Config;
 use redeliver_runtime::cli::Start;
 use redeliver_runtime::listen::Listener;
 use redeliver_service::{Host, topics};
-use redeliver_testkit::{EnvBuilder, eventually, unique_delays};
+use redeliver_testkit::{EnvBuilder, ensure, eventually, unique_delays};
 use redeliver_worker::{Attempt, Handler, WorkerSpec, spawn};
 use tokio::runtime::Runtime;
 use tokio_util::sync::CancellationToken;
@@ -160,11 +160,8 @@ fn failed_attempts_affect_no_others() {
     let (out, dlq) = (pipeline.output.clone().unwrap(), pipeline.dead_letter_topic());
     let (done, dead) = eventually("all records have ended", DEADLINE, || {
         let (done, dead) = (by_value(&kafka, &out), by_value(&kafka, &dlq));
-        if done.len() + dead.len() >= EACH * kinds.len() {
-            Ok((done, dead))
-        } else {
-            Err(format!("{} handled, {} dead", done.len(), dead.len()))
-        }
+        let holds = done.len() + dead.len() >= EACH * kinds.len();
+        ensure(holds, format!("{} handled, {} dead", done.len(), dead.len())).map(|()| (done, dead))
     });
 
     let calls = calls.lock().unwrap().clone();

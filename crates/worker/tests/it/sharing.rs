@@ -8,7 +8,7 @@ use std::thread;
 use redeliver_core::{Outcome, Pipeline};
 use redeliver_runtime::Config;
 use redeliver_runtime::listen::Listener;
-use redeliver_testkit::{brokers, eventually, http, unique};
+use redeliver_testkit::{brokers, ensure, eventually, http, unique, until_seen};
 use redeliver_worker::Attempt;
 use tokio::runtime::Runtime;
 use tokio::task::JoinHandle;
@@ -103,11 +103,8 @@ impl Shared {
             });
             let all: Owned = owned.iter().flatten().cloned().collect();
             let is_complete = i32::try_from(all.len()) == Ok(2 * PARTITIONS);
-            if is_fair && is_complete && processes.iter().all(|process| process.is_ready()) {
-                Ok(owned)
-            } else {
-                Err(format!("{owned:?}"))
-            }
+            let holds = is_fair && is_complete && processes.iter().all(|process| process.is_ready());
+            ensure(holds, format!("{owned:?}")).map(|()| owned)
         })
     }
 }
@@ -126,11 +123,9 @@ impl Process {
 
     #[track_caller]
     fn until_ready(&self) {
-        eventually("the process is ready", DEADLINE, || {
-            match http::get(self.admin, "/readyz") {
-                Ok((200, _)) => Ok(()),
-                other => Err(format!("{other:?}")),
-            }
+        let ready = || http::get(self.admin, "/readyz").ok();
+        until_seen("the process is ready", ready, |ready| {
+            matches!(ready, Some((200, _)))
         });
     }
 
@@ -183,11 +178,7 @@ fn static_restart_moves_no_partition() {
     first = shared.start_default("0");
     eventually("the process is ready again", DEADLINE, || {
         assert_eq!(second.owned(), before[1]);
-        if first.is_ready() {
-            Ok(())
-        } else {
-            Err("not ready")
-        }
+        ensure(first.is_ready(), "not ready")
     });
     assert_eq!(shared.until_fair(&[&first, &second]), before);
     shared.stop(first);

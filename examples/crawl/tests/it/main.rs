@@ -7,7 +7,9 @@ use redeliver_core::headers::ERROR_CODE;
 use redeliver_core::json::{Scalar, scalar_at};
 use redeliver_kafka::KafkaSettings;
 use redeliver_kafka::reader::TopicReader;
-use redeliver_testkit::{EnvBuilder, FakeEndpoint, Process, Reply, Request, TestEnv, binary, eventually};
+use redeliver_testkit::{
+    EnvBuilder, FakeEndpoint, Process, Reply, Request, TestEnv, binary, ensure, eventually,
+};
 
 const DEADLINE: Duration = Duration::from_secs(180);
 const PAGES: usize = 14;
@@ -124,20 +126,12 @@ fn killed_crawlers_crawl_each_page_once() {
         .collect();
     eventually("all pages have ended", DEADLINE, || {
         let ends = ends(&env);
-        if ends == expected {
-            Ok(())
-        } else {
-            Err(format!("{ends:?}"))
-        }
+        ensure(ends == expected, format!("{ends:?}"))
     });
     // A page that is crawled twice would be seen once nothing waits any more.
     eventually("nothing waits", DEADLINE, || {
         let audit = env.run("redeliver", &["audit"]);
-        if audit.code == Some(0) {
-            Ok(())
-        } else {
-            Err(audit.stdout)
-        }
+        ensure(audit.code == Some(0), audit.stdout)
     });
     assert_eq!(ends(&env), expected);
 }

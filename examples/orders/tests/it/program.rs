@@ -11,7 +11,7 @@ use redeliver_kafka::KafkaSettings;
 use redeliver_kafka::producer::Producer;
 use redeliver_kafka::reader::TopicReader;
 use redeliver_testkit::languages::{python, run};
-use redeliver_testkit::{EnvBuilder, TestEnv, eventually};
+use redeliver_testkit::{EnvBuilder, TestEnv, ensure, eventually};
 use serde_json::json;
 
 use crate::{invalid_orders, order};
@@ -46,11 +46,7 @@ fn read_all(kafka: &KafkaSettings, topic: &str, pipeline: &str, count: usize) ->
     eventually(topic, DEADLINE, || {
         let mut records = read(kafka, topic);
         records.retain(|record| record.headers.last(PIPELINE) == Some(pipeline.as_bytes()));
-        if records.len() == count {
-            Ok(records)
-        } else {
-            Err(records.len())
-        }
+        ensure(records.len() == count, records.len()).map(|()| records)
     })
 }
 
@@ -152,11 +148,7 @@ fn produced_orders_end_as_documented() {
         let mut confirmed = read(&kafka, &format!("{name}-confirmed"));
         confirmed.extend(read(&kafka, EXPRESS));
         confirmed.retain(|record| record.headers.last(PIPELINE) == Some(name.as_bytes()));
-        if confirmed.len() == 40 {
-            Ok(())
-        } else {
-            Err(confirmed.len())
-        }
+        ensure(confirmed.len() == 40, confirmed.len())
     });
 }
 

@@ -112,6 +112,20 @@ fn queue(survey: &mut Survey, pipeline: &str, topic: &str, role: TopicRole, wait
     queues.push((queue, waiting));
 }
 
+/// Records of `a` wait in its tier.
+fn in_tier(survey: &mut Survey, waiting: Waiting) {
+    queue(survey, "a", "a-retry-30s", TopicRole::Tier(TIER), waiting);
+}
+
+fn removed_in_hours(survey: &mut Survey, hours: i64) {
+    let open = Open {
+        count: 5,
+        oldest: at(0),
+        removed_from: Some(at(NOW + hours * 3_600_000)),
+    };
+    letters(survey).open.insert("a-dlq".to_owned(), open);
+}
+
 fn backlog(records: u64, due: Option<&[i64]>) -> Waiting {
     Waiting {
         backlog: Backlog {
@@ -140,6 +154,23 @@ impl Caller for Sees<'_> {
     }
 }
 
+/// What a caller who sees everything gets.
+fn seen(pipelines: &Pipelines, surveys: &[Survey]) -> v1::Overview {
+    shown(pipelines, surveys).view(&Sees(&["*"]), &ALL)
+}
+
+fn since(problem: &v1::Problem) -> Option<Timestamp> {
+    problem.since.as_ref().and_then(from_timestamp)
+}
+
+fn names(view: &v1::Overview) -> Vec<&str> {
+    view.pipelines.iter().map(|row| &*row.pipeline).collect()
+}
+
+fn kinds(view: &v1::Overview) -> Vec<ProblemKind> {
+    view.problems.iter().map(v1::Problem::kind).collect()
+}
+
 /// An overview of surveys, the last of which is shown.
 fn shown(pipelines: &Pipelines, surveys: &[Survey]) -> Overview {
     let mut history = History::default();
@@ -162,10 +193,9 @@ pub(super) fn overview(number: u64) -> Overview {
 #[test]
 fn quiet_system_has_no_problems() {
     let pipelines = pipelines(&["b", "a"]);
-    let view = shown(&pipelines, &[survey(&pipelines, 1)]).view(&Sees(&["*"]), &ALL);
+    let view = seen(&pipelines, &[survey(&pipelines, 1)]);
     assert!(view.problems.is_empty() && view.completeness.unwrap().complete);
-    let names: Vec<&str> = view.pipelines.iter().map(|row| &*row.pipeline).collect();
-    assert_eq!((names, view.pipeline_count), (vec!["a", "b"], 2));
+    assert_eq!((names(&view), view.pipeline_count), (vec!["a", "b"], 2));
     let row = &view.pipelines[0];
     let places: Vec<&str> = row.waiting.iter().map(|place| &*place.place).collect();
     assert_eq!(places, ["due", "30s"]);
@@ -201,13 +231,8 @@ fn open_breaker_is_a_problem() {
         ..survey(&pipelines, 1)
     };
     let overview = shown(&pipelines, &[known]);
-    let view = overview.view(
-        &Sees(&["*"]),
-        &Selection {
-            is_by_name: true,
-            ..ALL
-        },
-    );
+    let is_by_name = true;
+    let view = overview.view(&Sees(&["*"]), &Selection { is_by_name, ..ALL });
     let shown_states: Vec<_> = view.pipelines.iter().map(v1::PipelineOverview::breaker).collect();
     assert_eq!(shown_states, states);
     let problems: Vec<&str> = view.problems.iter().map(|problem| &*problem.pipeline).collect();
@@ -219,17 +244,14 @@ fn open_breaker_is_a_problem() {
         (problem.kind(), problem.next_step(), &*problem.error_code),
         (ProblemKind::BreakerOpen, NextStep::CheckEndpoint, "http.503")
     );
-    assert_eq!(
-        problem.since.as_ref().and_then(from_timestamp),
-        Some(at(NOW - 5_000))
-    );
+    assert_eq!(since(problem), Some(at(NOW - 5_000)));
 
     // Without the topic, that is no problem.
     let unknown = Survey {
         breakers: None,
         ..survey(&pipelines, 1)
     };
-    let view = shown(&pipelines, &[unknown]).view(&Sees(&["*"]), &ALL);
+    let view = seen(&pipelines, &[unknown]);
     assert_eq!(view.pipelines[0].breaker(), v1::BreakerState::Unspecified);
     assert_eq!(view.incomplete[0].part(), v1::OverviewPart::Breakers);
     assert!(view.problems.is_empty());
@@ -259,7 +281,7 @@ fn unknown_parts_are_not_set() {
         incomplete: unknown.incomplete.clone(),
         ..survey(&pipelines, 2)
     };
-    let view = shown(&pipelines, &[unknown]).view(&Sees(&["*"]), &ALL);
+    let view = seen(&pipelines, &[unknown]);
     let row = &view.pipelines[0];
     assert_eq!(row.lag.as_ref().unwrap().records, None);
     assert!(
@@ -275,26 +297,13 @@ fn unknown_parts_are_not_set() {
         incomplete: later.incomplete.clone(),
         ..survey(&pipelines, 1)
     };
-    let view = shown(&pipelines, &[unknown, later]).view(&Sees(&["*"]), &ALL);
-    let problems: Vec<_> = view
-        .problems
-        .iter()
-        .map(|problem| {
-            (
-                problem.kind(),
-                problem.part(),
-                problem.since.as_ref().and_then(from_timestamp),
-            )
-        })
-        .collect();
-    let kind = ProblemKind::Incomplete;
-    let since = Some(at(NOW));
+    let view = seen(&pipelines, &[unknown, later]);
+    let problem = |problem: &v1::Problem| (problem.kind(), problem.part(), since(problem));
+    let problems: Vec<_> = view.problems.iter().map(problem).collect();
+    let expected = [v1::OverviewPart::Topics, v1::OverviewPart::Waiting];
     assert_eq!(
         problems,
-        [
-            (kind, v1::OverviewPart::Topics, since),
-            (kind, v1::OverviewPart::Waiting, since)
-        ]
+        expected.map(|part| (ProblemKind::Incomplete, part, Some(at(NOW))))
     );
 }
 
@@ -336,7 +345,7 @@ fn rates_are_differences_of_ends() {
             }
             survey
         };
-        let view = shown(&pipelines, &[of(1, before), of(6, now)]).view(&Sees(&["*"]), &ALL);
+        let view = seen(&pipelines, &[of(1, before), of(6, now)]);
         let rates = view.pipelines[0].rates.unwrap();
         for rate in [rates.received, rates.succeeded, rates.retried, rates.dead] {
             assert_eq!(rate, expected, "{before:?} {now:?}");
@@ -358,11 +367,8 @@ fn shared_output_has_no_rate() {
         with_output("d", None),
     ]);
     let surveys = [survey(&pipelines, 1), survey(&pipelines, 6)];
-    let view = shown(&pipelines, &surveys).view(&Sees(&["*"]), &ALL);
-    let succeeded = view
-        .pipelines
-        .iter()
-        .map(|row| row.rates.as_ref().unwrap().succeeded);
+    let view = seen(&pipelines, &surveys);
+    let succeeded = view.pipelines.iter().map(|row| row.rates.unwrap().succeeded);
     assert_eq!(succeeded.collect::<Vec<_>>(), [None, None, Some(0.0), None]);
 }
 
@@ -378,7 +384,7 @@ fn rates_are_of_newest_window() {
             survey
         })
         .collect();
-    let view = shown(&pipelines, &surveys).view(&Sees(&["*"]), &ALL);
+    let view = seen(&pipelines, &surveys);
     let rates = view.pipelines[0].rates.as_ref().unwrap();
     assert_eq!(rates.received, Some(7.0));
     assert!((10..14).contains(&rates.window.as_ref().unwrap().seconds));
@@ -389,7 +395,7 @@ fn rates_are_not_of_old_surveys() {
     let pipelines = pipelines(&["a"]);
     let window = |uptimes: &[u64]| {
         let surveys: Vec<Survey> = uptimes.iter().map(|uptime| survey(&pipelines, *uptime)).collect();
-        let view = shown(&pipelines, &surveys).view(&Sees(&["*"]), &ALL);
+        let view = seen(&pipelines, &surveys);
         let rates = view.pipelines[0].rates?;
         rates.window.map(|window| window.seconds)
     };
@@ -462,68 +468,23 @@ fn problems_have_next_steps() {
             None,
         ),
         (
-            |survey| {
-                let open = Open {
-                    count: 5,
-                    oldest: at(0),
-                    removed_from: Some(at(NOW + 23 * 3_600_000)),
-                };
-                letters(survey).open.insert("a-dlq".to_owned(), open);
-            },
+            |survey| removed_in_hours(survey, 23),
             Some((
                 ProblemKind::LettersExpire,
                 NextStep::HandleDeadLetters,
                 Some(true),
             )),
         ),
+        (|survey| removed_in_hours(survey, 25), None),
         (
-            |survey| {
-                let open = Open {
-                    count: 5,
-                    oldest: at(0),
-                    removed_from: Some(at(NOW + 25 * 3_600_000)),
-                };
-                letters(survey).open.insert("a-dlq".to_owned(), open);
-            },
-            None,
-        ),
-        (
-            |survey| {
-                let due = [NOW - 61_000, NOW + 5_000];
-                queue(
-                    survey,
-                    "a",
-                    "a-retry-30s",
-                    TopicRole::Tier(TIER),
-                    backlog(2, Some(&due)),
-                );
-            },
+            |survey| in_tier(survey, backlog(2, Some(&[NOW - 61_000, NOW + 5_000]))),
             Some((ProblemKind::Overdue, NextStep::CheckRetryTier, None)),
         ),
-        (
-            |survey| {
-                let due = [NOW - 59_000];
-                queue(
-                    survey,
-                    "a",
-                    "a-retry-30s",
-                    TopicRole::Tier(TIER),
-                    backlog(2, Some(&due)),
-                );
-            },
-            None,
-        ),
+        (|survey| in_tier(survey, backlog(2, Some(&[NOW - 59_000]))), None),
         // What is paused is not overdue.
         (
             |survey| {
-                let due = [NOW - 61_000];
-                queue(
-                    survey,
-                    "a",
-                    "a-retry-30s",
-                    TopicRole::Tier(TIER),
-                    backlog(2, Some(&due)),
-                );
+                in_tier(survey, backlog(2, Some(&[NOW - 61_000])));
                 survey.controls = controls(&[("tier/30s", PAUSED_TIER, NOW)]);
             },
             None,
@@ -531,14 +492,7 @@ fn problems_have_next_steps() {
         // It may be paused.
         (
             |survey| {
-                let due = [NOW - 61_000];
-                queue(
-                    survey,
-                    "a",
-                    "a-retry-30s",
-                    TopicRole::Tier(TIER),
-                    backlog(2, Some(&due)),
-                );
+                in_tier(survey, backlog(2, Some(&[NOW - 61_000])));
                 survey.controls = None;
             },
             None,
@@ -593,12 +547,9 @@ fn problems_have_next_steps() {
         } else {
             survey(&pipelines, 1)
         };
-        let view = shown(&pipelines, &[first, changed(6)]).view(&Sees(&["*"]), &ALL);
-        let found: Vec<_> = view
-            .problems
-            .iter()
-            .map(|problem| (problem.kind(), problem.next_step(), problem.growing))
-            .collect();
+        let view = seen(&pipelines, &[first, changed(6)]);
+        let row = |problem: &v1::Problem| (problem.kind(), problem.next_step(), problem.growing);
+        let found: Vec<_> = view.problems.iter().map(row).collect();
         assert_eq!(found, Vec::from_iter(expected), "case {index}");
         let template = view.problems.first().map_or(0, |problem| problem.template.len());
         assert!(template <= 200);
@@ -616,34 +567,25 @@ fn missing_topic_needs_two_surveys() {
         topics(&mut survey).ends.remove("a-dlq");
         survey
     };
-    let view = |surveys: &[Survey]| shown(&pipelines, surveys).view(&Sees(&["*"]), &ALL);
+    let view = |surveys: &[Survey]| seen(&pipelines, surveys);
     assert!(view(&[lacking(1)]).problems.is_empty());
     // Between the two, it existed.
-    assert!(
-        view(&[lacking(1), survey(&pipelines, 2), lacking(3)])
-            .problems
-            .is_empty()
-    );
+    let existed = view(&[lacking(1), survey(&pipelines, 2), lacking(3)]);
+    assert!(existed.problems.is_empty());
     // Between the two, nothing was known.
-    let unknown = Survey {
-        topics: None,
-        ..survey(&pipelines, 2)
-    };
-    let found = view(&[lacking(1), unknown, lacking(3)]);
-    let since = found.problems[0].since.as_ref().and_then(from_timestamp);
-    assert_eq!(since, Some(at(NOW + 1_000)));
-    assert_eq!(found.pipelines[0].missing_topics, ["a-dlq"]);
-    assert_eq!(found.pipelines[0].problem_count, 1);
-    // While nothing is known, nothing is missing.
     let unknown = |number| Survey {
         topics: None,
         ..survey(&pipelines, number)
     };
+    let found = view(&[lacking(1), unknown(2), lacking(3)]);
+    assert_eq!(since(&found.problems[0]), Some(at(NOW + 1_000)));
+    assert_eq!(found.pipelines[0].missing_topics, ["a-dlq"]);
+    assert_eq!(found.pipelines[0].problem_count, 1);
+    // While nothing is known, nothing is missing.
     let found = view(&[lacking(1), lacking(2), unknown(3)]);
     assert!(found.problems.is_empty() && found.pipelines[0].missing_topics.is_empty());
     let found = view(&[lacking(1), lacking(2), unknown(3), lacking(4)]);
-    let since = found.problems[0].since.as_ref().and_then(from_timestamp);
-    assert_eq!(since, Some(at(NOW + 1_000)));
+    assert_eq!(since(&found.problems[0]), Some(at(NOW + 1_000)));
 }
 
 #[test]
@@ -684,10 +626,10 @@ fn growing_waits_are_noticed() {
         let of = |number, records| {
             let mut survey = survey(&pipelines, number);
             let waiting = backlog(records, Some(&[NOW - 100_000]));
-            queue(&mut survey, "a", "a-retry-30s", TopicRole::Tier(TIER), waiting);
+            in_tier(&mut survey, waiting);
             survey
         };
-        let view = shown(&pipelines, &[of(1, before), of(6, now)]).view(&Sees(&["*"]), &ALL);
+        let view = seen(&pipelines, &[of(1, before), of(6, now)]);
         assert_eq!(view.problems[0].growing, expected);
         let place = &view.pipelines[0].waiting[1];
         assert_eq!((place.overdue, place.overdue_exact), (Some(1), true));
@@ -703,11 +645,11 @@ fn incomparable_waits_do_not_grow() {
         let mut waiting = backlog(records, Some(&[NOW - 100_000]));
         waiting.backlog.is_exact = is_exact;
         waiting.unreachable = unreachable.to_vec();
-        queue(&mut survey, "a", "a-retry-30s", TopicRole::Tier(TIER), waiting);
+        in_tier(&mut survey, waiting);
         survey
     };
     let growing = |surveys: [Survey; 2]| {
-        let view = shown(&pipelines, &surveys).view(&Sees(&["*"]), &ALL);
+        let view = seen(&pipelines, &surveys);
         view.problems[0].growing
     };
     assert_eq!(growing([of(1, 5, false, &[]), of(6, 6, false, &[])]), Some(true));
@@ -735,10 +677,10 @@ fn waits_are_as_of_their_reading() {
         };
         let mut waiting = backlog(4, Some(due));
         waiting.unreachable = unreachable.to_vec();
-        queue(&mut survey, "a", "a-retry-30s", TopicRole::Tier(TIER), waiting);
+        in_tier(&mut survey, waiting);
         survey
     };
-    let view = |survey: Survey| shown(&pipelines, &[survey]).view(&Sees(&["*"]), &ALL);
+    let view = |survey: Survey| seen(&pipelines, &[survey]);
     let seen = view(of(1, &due, &[]));
     let place = &seen.pipelines[0].waiting[1];
     assert_eq!((place.overdue, place.overdue_exact), (Some(2), true));
@@ -797,13 +739,8 @@ fn worst_pipelines_are_first() {
     expect(Selection { prefix, ..ALL }, "b", 1, 0);
     let pipeline = "d".to_owned();
     expect(Selection { pipeline, ..ALL }, "d", 1, 1);
-    let view = shown.view(
-        &Sees(&["*"]),
-        &Selection {
-            problem_limit: 0,
-            ..ALL
-        },
-    );
+    let problem_limit = 0;
+    let view = shown.view(&Sees(&["*"]), &Selection { problem_limit, ..ALL });
     assert_eq!((view.problems.len(), view.problem_count), (0, 1));
 }
 
@@ -827,15 +764,9 @@ fn problems_are_ordered_by_urgency() {
         of("b-dlq", GroupState::Regressed, NOW - 1, NOW - 400_000),
     ]);
     survey.controls = controls(&[("tier/b/30s", PAUSED_TIER, 0)]);
-    let view = shown(&pipelines, &[survey]).view(&Sees(&["*"]), &ALL);
-    let order: Vec<(ProblemKind, i64)> = view
-        .problems
-        .iter()
-        .map(|problem| {
-            let since = problem.since.as_ref().and_then(from_timestamp).unwrap();
-            (problem.kind(), since.as_millis())
-        })
-        .collect();
+    let view = seen(&pipelines, &[survey]);
+    let row = |problem: &v1::Problem| (problem.kind(), since(problem).unwrap().as_millis());
+    let order: Vec<(ProblemKind, i64)> = view.problems.iter().map(row).collect();
     assert_eq!(
         order,
         [
@@ -955,13 +886,11 @@ fn defects_are_the_first_problem() {
     };
     let shown = shown(&pipelines, &[survey]);
     let view = shown.view(&Sees(&["*"]), &ALL);
-    let kinds: Vec<ProblemKind> = view.problems.iter().map(v1::Problem::kind).collect();
-    assert_eq!(kinds, [ProblemKind::NotClean, ProblemKind::Paused]);
+    assert_eq!(kinds(&view), [ProblemKind::NotClean, ProblemKind::Paused]);
     let problem = &view.problems[0];
     assert_eq!((&*problem.pipeline, problem.count), ("c", Some(3)));
     assert_eq!(problem.next_step(), NextStep::LookAtRecords);
-    let names: Vec<&str> = view.pipelines.iter().map(|row| &*row.pipeline).collect();
-    assert_eq!(names, ["c", "a", "b"]);
+    assert_eq!(names(&view), ["c", "a", "b"]);
     let states = view
         .pipelines
         .iter()
@@ -972,19 +901,14 @@ fn defects_are_the_first_problem() {
         Some(v1::PipelineAuditState::Unknown),
     ];
     assert_eq!(states.collect::<Vec<_>>(), known);
-    assert!(
-        shown
-            .view(&Sees(&["a-dlq"]), &ALL)
-            .problems
-            .iter()
-            .all(|problem| problem.pipeline == "a")
-    );
+    let of_a = shown.view(&Sees(&["a-dlq"]), &ALL).problems;
+    assert!(of_a.iter().all(|problem| problem.pipeline == "a"));
 }
 
 #[test]
 fn digest_ignores_the_time() {
     let pipelines = pipelines(&["a"]);
-    let view = |survey: Survey| shown(&pipelines, &[survey]).view(&Sees(&["*"]), &ALL);
+    let view = |survey: Survey| seen(&pipelines, &[survey]);
     let one = digest(&view(survey(&pipelines, 1)));
     let later = Survey {
         at: at(NOW + 1_000),
@@ -1007,7 +931,7 @@ fn digest_ignores_the_window_of_rates() {
         topics(&mut survey).ends.get_mut("a").unwrap().offsets = offsets;
         survey
     };
-    let view = |surveys: &[Survey]| shown(&pipelines, surveys).view(&Sees(&["*"]), &ALL);
+    let view = |surveys: &[Survey]| seen(&pipelines, surveys);
     let one = view(&[of(1_000, 0), of(2_013, 101_310)]);
     let later = view(&[of(1_000, 0), of(2_013, 101_310), of(3_027, 202_650)]);
     let rates = [&one, &later].map(|view| view.pipelines[0].rates.unwrap());
@@ -1036,7 +960,6 @@ fn what_is_incomplete_is_always_shown() {
             ..ALL
         };
         let view = shown.view(&Sees(&["*"]), &selection);
-        let kinds: Vec<ProblemKind> = view.problems.iter().map(v1::Problem::kind).collect();
-        assert_eq!(kinds, [ProblemKind::Incomplete; 2]);
+        assert_eq!(kinds(&view), [ProblemKind::Incomplete; 2]);
     }
 }

@@ -4,6 +4,7 @@ mod audit;
 mod decoded;
 mod masking;
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use futures::StreamExt as _;
@@ -12,21 +13,20 @@ use redeliver_proto::auth::SendToken;
 use redeliver_proto::error::reason;
 use redeliver_proto::v1;
 use redeliver_proto::v1::DeadLetterView;
-use redeliver_proto::v1::dead_letter_service_client::DeadLetterServiceClient;
 use redeliver_proto::v1::redrive_service_client::RedriveServiceClient;
 use redeliver_proto::v1::watch_dead_letters_response::Event;
-use redeliver_service::identity::{NewToken, new_token};
-use redeliver_testkit::{CommandOutput, eventually_async};
+use redeliver_service::identity::NewToken;
+use redeliver_testkit::{CommandOutput, ensure, eventually_async};
 use serde_json::json;
 use tokio::time::timeout;
-use tonic::service::interceptor::InterceptedService;
 use tonic::transport::Channel;
 use tonic::{Code, Status};
 
-use crate::support::{DEADLINE, Inspector, InspectorEnv, dead, ids};
-
-type Sending = InterceptedService<Channel, SendToken>;
-type TokenClient = DeadLetterServiceClient<Sending>;
+use crate::group_states::changed;
+use crate::support::{
+    Client, DEADLINE, Inspector, InspectorEnv, Sending, dead, get_group, get_letter, get_payload, get_stats,
+    ids, list_groups, watch_new,
+};
 
 /// The secrets of the topics, in keys, values and headers.
 const SECRETS: [&str; 3] = ["k3y-secret", "v4lue-secret", "h3ader-secret"];
@@ -62,15 +62,12 @@ fn full(filter: &str) -> v1::ListDeadLettersRequest {
 }
 
 /// All pages of a list.
-async fn pages(client: &mut TokenClient, filter: &str, answers: &mut Answers) -> Vec<v1::DeadLetter> {
+async fn pages(client: &mut Client, filter: &str, answers: &mut Answers) -> Vec<v1::DeadLetter> {
     let mut request = full(filter);
     let mut letters = Vec::new();
     loop {
-        let page = client
-            .list_dead_letters(request.clone())
-            .await
-            .unwrap()
-            .into_inner();
+        let page = client.list_dead_letters(request.clone()).await;
+        let page = page.unwrap().into_inner();
         answers.add(&page);
         letters.extend(page.dead_letters);
         if page.next_page_token.is_empty() {
@@ -81,25 +78,21 @@ async fn pages(client: &mut TokenClient, filter: &str, answers: &mut Answers) ->
 }
 
 /// Waits until the caller sees the dead letters of both topics.
-async fn all_are_listed(client: &TokenClient) {
+async fn all_are_listed(client: &Client) {
     until_listed(client, "", 4).await;
 }
 
 /// Waits until the caller sees this many dead letters that match.
-async fn until_listed(client: &TokenClient, filter: &str, count: usize) {
+async fn until_listed(client: &Client, filter: &str, count: usize) {
     eventually_async("the dead letters", DEADLINE, async || {
         let listed = pages(&mut client.clone(), filter, &mut Answers::default()).await;
-        if listed.len() == count {
-            Ok(())
-        } else {
-            Err(listed.len())
-        }
+        ensure(listed.len() == count, listed.len())
     })
     .await;
 }
 
 /// What a watch sends up to the end of the existing dead letters.
-async fn watched(client: &mut TokenClient, filter: &str, answers: &mut Answers) -> Vec<v1::DeadLetter> {
+async fn watched(client: &mut Client, filter: &str, answers: &mut Answers) -> Vec<v1::DeadLetter> {
     let request = v1::WatchDeadLettersRequest {
         filter: filter.to_owned(),
         view: DeadLetterView::Full.into(),
@@ -122,12 +115,8 @@ async fn watched(client: &mut TokenClient, filter: &str, answers: &mut Answers) 
     }
 }
 
-async fn topics(client: &mut TokenClient, filter: &str, answers: &mut Answers) -> Vec<(String, u64, u64)> {
-    let request = v1::GetDeadLetterStatsRequest {
-        filter: filter.to_owned(),
-        ..v1::GetDeadLetterStatsRequest::default()
-    };
-    let stats = client.get_dead_letter_stats(request).await.unwrap().into_inner();
+async fn topics(client: &mut Client, filter: &str, answers: &mut Answers) -> Vec<(String, u64, u64)> {
+    let stats = get_stats(client, filter).await;
     answers.add(&stats);
     let counts = stats.topics.into_iter();
     counts
@@ -137,7 +126,7 @@ async fn topics(client: &mut TokenClient, filter: &str, answers: &mut Answers) -
 
 /// Counts by fields, with the values of each count in a text.
 async fn counts(
-    client: &mut TokenClient,
+    client: &mut Client,
     filter: &str,
     by: &[&str],
     answers: &mut Answers,
@@ -155,36 +144,14 @@ async fn counts(
         .collect())
 }
 
-async fn groups(client: &mut TokenClient, filter: &str, answers: &mut Answers) -> Vec<v1::Group> {
-    let request = v1::ListGroupsRequest {
-        filter: filter.to_owned(),
-        ..v1::ListGroupsRequest::default()
-    };
-    let page = client.list_groups(request).await.unwrap().into_inner();
+async fn groups(client: &mut Client, filter: &str, answers: &mut Answers) -> Vec<v1::Group> {
+    let page = list_groups(client, filter).await;
     answers.add(&page);
     page.groups
 }
 
-async fn payload(client: &mut TokenClient, id: &str) -> Result<Vec<u8>, Status> {
-    let request = v1::ReadPayloadRequest { id: id.to_owned() };
-    let mut chunks = client.read_payload(request).await?.into_inner();
-    let mut value = Vec::new();
-    while let Some(chunk) = chunks.message().await? {
-        value.extend(chunk.chunk);
-    }
-    Ok(value)
-}
-
-async fn get(client: &mut TokenClient, id: &str) -> Result<v1::DeadLetter, Status> {
-    let request = v1::GetDeadLetterRequest { id: id.to_owned() };
-    client
-        .get_dead_letter(request)
-        .await
-        .map(tonic::Response::into_inner)
-}
-
 /// Each call with a filter is refused for lack of permission.
-async fn filter_is_denied(client: &mut TokenClient, filter: &str, answers: &mut Answers) {
+async fn filter_is_denied(client: &mut Client, filter: &str, answers: &mut Answers) {
     let filter = || filter.to_owned();
     assert_eq!(
         answers.refused(client.list_dead_letters(full(&filter())).await),
@@ -213,7 +180,7 @@ async fn filter_is_denied(client: &mut TokenClient, filter: &str, answers: &mut 
 
 pub(crate) struct Callers {
     pub(crate) env: InspectorEnv,
-    pub(crate) tokens: Vec<(&'static str, NewToken)>,
+    pub(crate) tokens: BTreeMap<&'static str, NewToken>,
     /// The topics `orders` and `people`.
     pub(crate) topics: [Arc<str>; 2],
 }
@@ -243,26 +210,25 @@ impl Callers {
             env.create_topic("orders", 1).await,
             env.create_topic("people", 1).await,
         ];
-        let mut tokens = Vec::new();
-        let mut entries = Vec::new();
-        for (caller, scopes) in scopes {
-            let token = new_token().unwrap();
+        let callers = scopes.iter().map(|(caller, scopes)| {
             let scopes = scopes.iter().map(|scope| scope.replace("{orders}", &topics[0]));
-            let scopes: Vec<String> = scopes.collect();
-            entries.push(json!({"name": caller, "sha256": token.sha256.to_string(), "scopes": scopes}));
-            tokens.push((*caller, token));
-        }
-        let file = env.base.directory().join("tokens");
-        std::fs::write(&file, json!({ "tokens": entries }).to_string()).unwrap();
-        env.base
-            .set("dlq_inspector.auth.tokens_file", &file.display().to_string());
+            (*caller, scopes.collect())
+        });
+        let tokens = env.set_tokens(callers);
         env.base.set("dlq_inspector.json_fields", r#"["/v"]"#);
         Self { env, tokens, topics }
     }
 
+    /// The pipeline of a topic, which has a tier of two hours from now on.
+    pub(crate) fn set_pipeline(&mut self, topic: usize) -> String {
+        let pipeline = self.topics[topic].strip_suffix("-dlq").unwrap().to_owned();
+        let key = format!("pipelines.{pipeline}.retry");
+        self.env.base.set(&key, "{ tiers: [2h] }");
+        pipeline
+    }
+
     fn token(&self, caller: &str) -> &str {
-        let (_, token) = self.tokens.iter().find(|(name, _)| *name == caller).unwrap();
-        &token.token
+        &self.tokens[caller].token
     }
 
     pub(crate) fn interceptor(&self, caller: &str) -> SendToken {
@@ -280,8 +246,8 @@ impl Callers {
         self.env.base.run("redeliver", &command)
     }
 
-    fn client(&self, channel: &Channel, caller: &str) -> TokenClient {
-        DeadLetterServiceClient::with_interceptor(channel.clone(), self.interceptor(caller))
+    fn client(&self, channel: &Channel, caller: &str) -> Client {
+        Client::with_interceptor(channel.clone(), self.interceptor(caller))
     }
 
     fn redrives(&self, channel: &Channel, caller: &str) -> RedriveServiceClient<Sending> {
@@ -343,18 +309,14 @@ async fn scope_for_topic_hides_other_topics() {
             (1, &orders.to_string())
         );
         assert_eq!(group.sample_id, own[0], "{filter}");
-        let request = v1::GetGroupRequest { id: group.id.clone() };
-        let gotten = client.get_group(request).await.unwrap().into_inner();
+        let gotten = get_group(&mut client, &group.id).await.unwrap();
         answers.add(&gotten);
         let completeness = None;
-        assert_eq!(
-            v1::Group {
-                completeness,
-                ..gotten
-            },
-            *group,
-            "{filter}"
-        );
+        let gotten = v1::Group {
+            completeness,
+            ..gotten
+        };
+        assert_eq!(gotten, *group, "{filter}");
     }
     let by_topic = counts(&mut client, "", &["topic"], &mut answers).await.unwrap();
     assert_eq!(by_topic, [(orders.to_string(), 2)]);
@@ -364,7 +326,7 @@ async fn scope_for_topic_hides_other_topics() {
     assert_eq!((group.count, group.topics.len()), (4, 2));
     assert!(group.sample_id.starts_with(&**people));
     assert_eq!(
-        payload(&mut client, &own[0]).await.unwrap(),
+        get_payload(&mut client, &own[0]).await.unwrap(),
         br#"{"v":"v4lue-secret"}"#
     );
     // A page token of another caller does not lead to other dead letters.
@@ -383,8 +345,8 @@ async fn scope_for_topic_hides_other_topics() {
     // What names another topic is refused, whether it exists or not.
     for other in [&**people, "missing-dlq"] {
         let id = format!("{other}/0/0");
-        assert_eq!(answers.refused(get(&mut client, &id).await), denied());
-        assert_eq!(answers.refused(payload(&mut client, &id).await), denied());
+        assert_eq!(answers.refused(get_letter(&mut client, &id).await), denied());
+        assert_eq!(answers.refused(get_payload(&mut client, &id).await), denied());
         for filter in [
             format!(r#"topic = "{other}""#),
             format!(r#"NOT (state = OPEN AND position.topic != "{other}")"#),
@@ -395,11 +357,7 @@ async fn scope_for_topic_hides_other_topics() {
     }
 
     // A watch does not send what arrives later in another topic, and sends what arrives in its own.
-    let watch = v1::WatchDeadLettersRequest {
-        only_new: true,
-        ..Default::default()
-    };
-    let mut stream = client.watch_dead_letters(watch).await.unwrap().into_inner();
+    let mut stream = watch_new(&mut client, "").await;
     callers.env.put(people, 0, vec![dead("k", "v", &[])]).await;
     callers.env.put(orders, 0, vec![dead("k", "v", &[])]).await;
     loop {
@@ -447,7 +405,7 @@ async fn caller_without_scope_gets_no_payloads() {
     let by_tenant = counts(&mut client, "", &["headers.tenant"], &mut answers).await;
     assert_eq!(answers.refused(by_tenant), denied());
     let id = format!("{people}/0/0");
-    let letter = get(&mut client, &id).await.unwrap();
+    let letter = get_letter(&mut client, &id).await.unwrap();
     assert_eq!(letter.payload_withheld(), v1::PayloadWithheld::NoPermission);
     assert_eq!((letter.key.clone(), letter.value_size), (None, Some(20)));
     assert!(letter.content_hash.is_empty());
@@ -456,7 +414,7 @@ async fn caller_without_scope_gets_no_payloads() {
     assert_eq!(watched(&mut client, "", &mut answers).await.len(), 4);
     assert_eq!(topics(&mut client, "", &mut answers).await.len(), 2);
     assert_eq!(groups(&mut client, "", &mut answers).await.len(), 1);
-    assert_eq!(answers.refused(payload(&mut client, &id).await), denied());
+    assert_eq!(answers.refused(get_payload(&mut client, &id).await), denied());
     for filter in ["key : k", "NOT headers.tenant:*", "state = OPEN OR json./v = x"] {
         filter_is_denied(&mut client, filter, &mut answers).await;
     }
@@ -495,8 +453,8 @@ async fn caller_without_scope_gets_no_payloads() {
     assert_eq!(listed.len(), 4);
     listed.retain(|letter| letter.payload_withheld() == v1::PayloadWithheld::NoPermission);
     assert!(listed.len() == 2 && listed.iter().all(|letter| letter.id.starts_with(&**people)));
-    assert!(payload(&mut client, &format!("{orders}/0/0")).await.is_ok());
-    assert_eq!(answers.refused(payload(&mut client, &id).await), denied());
+    assert!(get_payload(&mut client, &format!("{orders}/0/0")).await.is_ok());
+    assert_eq!(answers.refused(get_payload(&mut client, &id).await), denied());
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -559,7 +517,7 @@ async fn group_change_needs_all_its_topics() {
     let refused = answers.refused(orders_only.clone().list_groups(without.clone()).await);
     assert_eq!(refused, denied());
     assert!(all.list_groups(without).await.is_ok());
-    let resolved = all.resolve_group(change.clone()).await.unwrap().into_inner();
+    let resolved = changed(async || all.clone().resolve_group(change.clone()).await).await;
     assert_eq!((&*resolved.state_by, resolved.revision), ("token:all", 1));
 
     // A dead letter in a topic that a caller does not see does not change what it is told.
@@ -572,11 +530,7 @@ async fn group_change_needs_all_its_topics() {
     eventually_async("the group is regressed", DEADLINE, async || {
         let found = groups(&mut all.clone(), "", &mut Answers::default()).await;
         let states: Vec<_> = found.iter().map(v1::Group::state).collect();
-        if states == [v1::GroupState::Regressed] {
-            Ok(())
-        } else {
-            Err(format!("{states:?}"))
-        }
+        ensure(states == [v1::GroupState::Regressed], format!("{states:?}"))
     })
     .await;
     let seen = groups(&mut orders_only, "", &mut answers).await;

@@ -5,13 +5,14 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use redeliver_core::{Clock as _, Headers, SystemClock};
-use redeliver_proto::error::reason;
 use redeliver_proto::v1;
-use redeliver_testkit::{eventually, eventually_async};
+use redeliver_testkit::{ensure, eventually, eventually_async};
 use tonic::Code;
 use tonic_types::StatusExt as _;
 
-use crate::support::{DEADLINE, Dead, InspectorEnv, dead, ids};
+use crate::support::{
+    DEADLINE, Dead, InspectorEnv, assert_refused, dead, get_letter, get_payload, get_stats, ids,
+};
 
 #[tokio::test(flavor = "multi_thread")]
 async fn record_is_returned_byte_for_byte() {
@@ -52,12 +53,8 @@ async fn record_is_returned_byte_for_byte() {
     assert!(listed[0].key_truncated && key.starts_with(listed[0].key.as_ref().unwrap()));
     let mut client = inspector.client().await;
     let mut get = async |offset: i64| {
-        let id = format!("{topic}/0/{offset}");
-        client
-            .get_dead_letter(v1::GetDeadLetterRequest { id })
-            .await
-            .unwrap()
-            .into_inner()
+        let letter = get_letter(&mut client, &format!("{topic}/0/{offset}")).await;
+        letter.unwrap()
     };
     let letter = get(0).await;
     assert_eq!(redeliver_proto::convert::from_headers(&letter.headers), headers);
@@ -77,11 +74,8 @@ async fn record_is_returned_byte_for_byte() {
 
     for (offset, expected, chunks) in [(0, &large[..], 3), (1, &[][..], 0), (2, &[][..], 0)] {
         let id = format!("{topic}/0/{offset}");
-        let mut stream = client
-            .read_payload(v1::ReadPayloadRequest { id })
-            .await
-            .unwrap()
-            .into_inner();
+        let stream = client.read_payload(v1::ReadPayloadRequest { id }).await;
+        let mut stream = stream.unwrap().into_inner();
         let (mut payload, mut count) = (Vec::new(), 0);
         while let Some(message) = stream.message().await.unwrap() {
             payload.extend_from_slice(&message.chunk);
@@ -99,18 +93,8 @@ async fn record_is_returned_byte_for_byte() {
         ),
         ("nonsense".to_owned(), Code::InvalidArgument, "ID_INVALID"),
     ] {
-        let get = v1::GetDeadLetterRequest { id: id.clone() };
-        let read = v1::ReadPayloadRequest { id: id.clone() };
-        for refused in [
-            client.get_dead_letter(get).await.unwrap_err(),
-            client.read_payload(read).await.unwrap_err(),
-        ] {
-            assert_eq!(
-                (refused.code(), reason(&refused).as_deref()),
-                (code, Some(why)),
-                "{id}"
-            );
-        }
+        assert_refused(&get_letter(&mut client, &id).await.unwrap_err(), code, why);
+        assert_refused(&get_payload(&mut client, &id).await.unwrap_err(), code, why);
     }
 }
 
@@ -193,10 +177,7 @@ async fn invalid_request_is_refused_with_reason() {
         (by_time, "TOKEN_OF_ANOTHER_QUESTION"),
     ] {
         let refused = client.list_dead_letters(request).await.unwrap_err();
-        assert_eq!(
-            (refused.code(), reason(&refused).as_deref()),
-            (Code::InvalidArgument, Some(why))
-        );
+        assert_refused(&refused, Code::InvalidArgument, why);
     }
     // Page size and view may change between pages.
     let request = v1::ListDeadLettersRequest {
@@ -228,27 +209,12 @@ async fn counts_are_grouped_by_topic() {
     .await;
     inspector.until_listed("state = DISCARDED", 1).await;
     eventually_async("retention is known", DEADLINE, async || {
-        let stats = inspector
-            .client()
-            .await
-            .get_dead_letter_stats(v1::GetDeadLetterStatsRequest::default())
-            .await;
-        let topics = stats.unwrap().into_inner().topics;
-        if topics[0].until_removal.is_some() {
-            Ok(())
-        } else {
-            Err(format!("{topics:?}"))
-        }
+        let topics = get_stats(&mut inspector.client().await, "").await.topics;
+        ensure(topics[0].until_removal.is_some(), format!("{topics:?}"))
     })
     .await;
     let mut client = inspector.client().await;
-    let mut stats = async |filter: &str| {
-        let request = v1::GetDeadLetterStatsRequest {
-            filter: filter.to_owned(),
-            ..v1::GetDeadLetterStatsRequest::default()
-        };
-        client.get_dead_letter_stats(request).await.unwrap().into_inner()
-    };
+    let mut stats = async |filter: &str| get_stats(&mut client, filter).await;
     let all = stats("").await;
     let names: Vec<&str> = all.topics.iter().map(|topic| topic.topic.as_str()).collect();
     assert_eq!(names, [&*first, &*second]);
@@ -337,10 +303,8 @@ async fn counts_are_grouped_by_topic() {
     ];
     eventually("the metrics are updated", DEADLINE, || {
         let metrics = inspector.metrics();
-        match expected.iter().find(|line| !metrics.contains(*line)) {
-            None => Ok(()),
-            Some(missing) => Err(format!("{missing}\n{metrics}")),
-        }
+        let missing: Vec<_> = expected.iter().filter(|line| !metrics.contains(*line)).collect();
+        ensure(missing.is_empty(), format!("{missing:?}\n{metrics}"))
     });
     let of_empty = format!("redeliver_dlq_removal_timestamp_seconds{{topic=\"{second}\"}}");
     assert!(!inspector.metrics().contains(&of_empty));

@@ -3,14 +3,15 @@
 use redeliver_core::{Clock as _, SystemClock};
 use redeliver_dlq_inspector::ledger;
 use redeliver_proto::convert::to_timestamp;
-use redeliver_proto::error::reason;
 use redeliver_proto::v1;
 use redeliver_proto::v1::watch_dead_letters_response::Event;
 use redeliver_testkit::local_kafka::kafka_tool;
-use redeliver_testkit::{LocalKafka, eventually_async, run};
+use redeliver_testkit::{LocalKafka, ensure, eventually_async, run};
 use tonic::Code;
 
-use crate::support::{Client, DEADLINE, InspectorEnv, dead, ids};
+use crate::support::{
+    DEADLINE, InspectorEnv, assert_refused, dead, get_letter, get_page, get_stats, ids, watch_new,
+};
 
 /// Permits everything that no rule forbids.
 pub(crate) const AUTHORIZER: [(&str, &str); 2] = [
@@ -57,25 +58,6 @@ pub(crate) fn allow_again(kafka: &LocalKafka, operation: &str, topics: &[&str]) 
     change_acls(kafka, &[&["--remove", "--force"], &rule[..]].concat(), topics);
 }
 
-async fn list(client: &mut Client, filter: &str) -> Result<v1::ListDeadLettersResponse, tonic::Status> {
-    let request = v1::ListDeadLettersRequest {
-        filter: filter.to_owned(),
-        ..v1::ListDeadLettersRequest::default()
-    };
-    let page = client.list_dead_letters(request).await?;
-    Ok(page.into_inner())
-}
-
-async fn get(client: &mut Client, id: &str) -> Result<v1::DeadLetter, tonic::Status> {
-    let request = v1::GetDeadLetterRequest { id: id.to_owned() };
-    Ok(client.get_dead_letter(request).await?.into_inner())
-}
-
-async fn stats(client: &mut Client) -> v1::DeadLetterStats {
-    let request = v1::GetDeadLetterStatsRequest::default();
-    client.get_dead_letter_stats(request).await.unwrap().into_inner()
-}
-
 /// The missing partitions of this topic, as far as they are listed.
 fn missing(completeness: &v1::Completeness, topic: &str) -> Vec<(Option<i32>, v1::MissingReason)> {
     let missing = completeness
@@ -114,7 +96,7 @@ async fn answers_name_unreadable_topics() {
 
     let mut inspector = env.start().await;
     let mut client = inspector.client().await;
-    let page = list(&mut client, "").await.unwrap();
+    let page = get_page(&mut client, "").await.unwrap();
     let completeness = page.completeness.unwrap();
     assert!(
         !completeness.complete && completeness.as_of.is_some(),
@@ -133,33 +115,28 @@ async fn answers_name_unreadable_topics() {
     // The discarded one must not look open, or it could be processed again.
     let states: Vec<_> = page.dead_letters.iter().map(v1::DeadLetter::state).collect();
     assert_eq!(states, [v1::DeadLetterState::Unspecified; 2]);
-    let letter = get(&mut client, &first).await.unwrap();
+    let letter = get_letter(&mut client, &first).await.unwrap();
     assert_eq!(letter.state(), v1::DeadLetterState::Unspecified);
     assert!(!letter.completeness.unwrap().states_known);
-    let stats_before = stats(&mut client).await;
+    let stats_before = get_stats(&mut client, "").await;
     assert!(!stats_before.completeness.as_ref().unwrap().complete);
     let counts = |stats: &v1::DeadLetterStats| -> Vec<(Option<u64>, u64)> {
         let topics = stats.topics.iter();
         topics.map(|topic| (topic.open, topic.total)).collect()
     };
     assert_eq!(counts(&stats_before), [(None, 0), (None, 2)]);
-    let refusal = |status: tonic::Status| (status.code(), reason(&status).unwrap_or_default());
-    let unavailable = |reason: &str| (Code::Unavailable, reason.to_owned());
-    let filtered = list(&mut client, "state = OPEN").await.unwrap_err();
-    assert_eq!(refusal(filtered), unavailable("STATES_UNKNOWN"));
+    let filtered = get_page(&mut client, "state = OPEN").await.unwrap_err();
+    assert_refused(&filtered, Code::Unavailable, "STATES_UNKNOWN");
     // Only in a topic that was read, a missing dead letter certainly does not exist.
-    let unknown = get(&mut client, &format!("{closed}/0/0")).await.unwrap_err();
-    assert_eq!(refusal(unknown), unavailable("INDEX_INCOMPLETE"));
-    let gone = get(&mut client, &format!("{open}/0/99")).await.unwrap_err();
-    assert_eq!(gone.code(), Code::NotFound);
-    let mut watch = client
-        .watch_dead_letters(v1::WatchDeadLettersRequest {
-            only_new: true,
-            ..v1::WatchDeadLettersRequest::default()
-        })
+    let unknown = get_letter(&mut client, &format!("{closed}/0/0"))
         .await
-        .unwrap()
-        .into_inner();
+        .unwrap_err();
+    assert_refused(&unknown, Code::Unavailable, "INDEX_INCOMPLETE");
+    let gone = get_letter(&mut client, &format!("{open}/0/99"))
+        .await
+        .unwrap_err();
+    assert_eq!(gone.code(), Code::NotFound);
+    let mut watch = watch_new(&mut client, "").await;
     match watch.message().await.unwrap().unwrap().event.unwrap() {
         Event::Synced(synced) => assert!(!synced.completeness.unwrap().complete),
         event => panic!("{event:?}"),
@@ -172,38 +149,24 @@ async fn answers_name_unreadable_topics() {
 
     allow_again(&kafka, "Read", &both);
     eventually_async("everything is read", DEADLINE, async || {
-        let page = list(&mut client, "").await.unwrap();
+        let page = get_page(&mut client, "").await.unwrap();
         let completeness = page.completeness.clone().unwrap();
-        if completeness.complete && page.dead_letters.len() == 3 {
-            Ok(())
-        } else {
-            Err(format!("{completeness:?}"))
-        }
+        let holds = completeness.complete && page.dead_letters.len() == 3;
+        ensure(holds, format!("{completeness:?}"))
     })
     .await;
     assert_eq!(ids(&inspector.list("state = DISCARDED").await), [first.as_str()]);
-    assert_eq!(counts(&stats(&mut client).await), [(Some(1), 1), (Some(1), 2)]);
+    let stats = get_stats(&mut client, "").await;
+    assert_eq!(counts(&stats), [(Some(1), 1), (Some(1), 2)]);
     // A consumer that is refused is not a consumer that has stalled.
     assert!(!inspector.process.output().contains("consumer stalled"));
 
     // A watch with a filter on the state ends once it would need the states that it does not know.
-    let mut open_ones = client
-        .watch_dead_letters(v1::WatchDeadLettersRequest {
-            filter: "state = OPEN".to_owned(),
-            only_new: true,
-            ..v1::WatchDeadLettersRequest::default()
-        })
-        .await
-        .unwrap()
-        .into_inner();
+    let mut open_ones = watch_new(&mut client, "state = OPEN").await;
     deny(&kafka, "Read", &[ledger::TOPIC]);
     eventually_async("the states are unknown", DEADLINE, async || {
-        let completeness = list(&mut client, "").await.unwrap().completeness.unwrap();
-        if completeness.states_known {
-            Err(format!("{completeness:?}"))
-        } else {
-            Ok(())
-        }
+        let completeness = get_page(&mut client, "").await.unwrap().completeness.unwrap();
+        ensure(!completeness.states_known, format!("{completeness:?}"))
     })
     .await;
     env.put(&open, 0, vec![dead("d", "v", &[])]).await;
@@ -217,20 +180,17 @@ async fn answers_name_unreadable_topics() {
             Err(status) => break status,
         }
     };
-    assert_eq!(refusal(end), unavailable("STATES_UNKNOWN"));
+    assert_refused(&end, Code::Unavailable, "STATES_UNKNOWN");
     allow_again(&kafka, "Read", &[ledger::TOPIC]);
 
     // A topic that may not even be described looks as if it did not exist. It stays in the index.
     deny(&kafka, "Describe", &[&*closed]);
     eventually_async("the topic is missing", DEADLINE, async || {
-        let page = list(&mut client, "").await.unwrap();
+        let page = get_page(&mut client, "").await.unwrap();
         let missing = missing(&page.completeness.unwrap(), &closed);
         assert_eq!(page.dead_letters.len(), 4);
-        if missing == [(None, v1::MissingReason::Refused)] {
-            Ok(())
-        } else {
-            Err(format!("{missing:?}"))
-        }
+        let holds = missing == [(None, v1::MissingReason::Refused)];
+        ensure(holds, format!("{missing:?}"))
     })
     .await;
 }

@@ -12,7 +12,7 @@ use redeliver_testkit::local_kafka::kafka_tool;
 use redeliver_testkit::{LocalKafka, Process, brokers, eventually_async};
 
 use crate::redrive::{done, plan, read};
-use crate::support::{Client, DEADLINE, Dead, Inspector, InspectorEnv};
+use crate::support::{Client, DEADLINE, Dead, Inspector, InspectorEnv, get_letter, get_stats, list_groups};
 
 /// The first version of Kafka whose share groups have dead-letter topics.
 const KAFKA_WITH_SHARE_GROUP_DEAD_LETTERS: &str = "4.4.0";
@@ -82,12 +82,8 @@ impl World {
             }
             let output = program.output();
             let end = output.char_indices().rev().nth(3_000).map_or(0, |(at, _)| at);
-            Err(format!(
-                "{} of {}\n{}",
-                listed.len(),
-                self.records.len(),
-                &output[end..]
-            ))
+            let (found, all) = (listed.len(), self.records.len());
+            Err(format!("{found} of {all}\n{}", &output[end..]))
         })
         .await;
         program.kill_9();
@@ -96,9 +92,8 @@ impl World {
         assert!(times.is_sorted_by(|one, other| one >= other), "{times:?}");
         let mut whole = Vec::new();
         for letter in letters {
-            let request = v1::GetDeadLetterRequest { id: letter.id };
-            let got = inspector.client().await.get_dead_letter(request).await;
-            whole.push(got.unwrap().into_inner());
+            let got = get_letter(&mut inspector.client().await, &letter.id).await;
+            whole.push(got.unwrap());
         }
         whole.sort_by_key(|letter| letter.origin.as_ref().unwrap().offset);
         whole
@@ -107,21 +102,10 @@ impl World {
     /// The counts and rates of the dead letters.
     async fn are_counted(&self, client: &mut Client, filter: &str) {
         let count = self.records.len() as u64;
-        let request = v1::GetDeadLetterStatsRequest {
-            filter: filter.to_owned(),
-            ..v1::GetDeadLetterStatsRequest::default()
-        };
-        let stats = client.get_dead_letter_stats(request).await.unwrap().into_inner();
-        let topic = &stats.topics[0];
-        assert_eq!(
-            (topic.total, topic.open, topic.last_hour),
-            (count, Some(count), count)
-        );
-        let request = v1::ListGroupsRequest {
-            filter: filter.to_owned(),
-            ..v1::ListGroupsRequest::default()
-        };
-        let groups = client.list_groups(request).await.unwrap().into_inner().groups;
+        let topic = &get_stats(client, filter).await.topics[0];
+        let found = (topic.total, topic.open, topic.last_hour);
+        assert_eq!(found, (count, Some(count), count));
+        let groups = list_groups(client, filter).await.groups;
         assert_eq!(groups.iter().map(|group| group.count).sum::<u64>(), count);
     }
 

@@ -3,12 +3,12 @@
 use redeliver_dlq_inspector::group_states::TOPIC;
 use redeliver_proto::error::reason;
 use redeliver_proto::{Message as _, v1};
-use redeliver_testkit::eventually_async;
 use redeliver_testkit::kafka_request::delete_records;
+use redeliver_testkit::{ensure, eventually_async};
 use tonic::{Code, Status};
 use v1::GroupState;
 
-use crate::support::{Client, DEADLINE, Dead, Inspector, InspectorEnv, dead};
+use crate::support::{Client, DEADLINE, Dead, InspectorEnv, assert_refused, dead, get_group, list_groups};
 
 /// A dead letter of a group that no other test has.
 fn failed(env: &InspectorEnv, code: &str) -> Dead {
@@ -22,8 +22,7 @@ fn failed(env: &InspectorEnv, code: &str) -> Dead {
 
 /// The ids of all groups, by error code.
 async fn group_ids(client: &mut Client) -> Vec<String> {
-    let request = v1::ListGroupsRequest::default();
-    let mut groups = client.list_groups(request).await.unwrap().into_inner().groups;
+    let mut groups = list_groups(client, "").await.groups;
     groups.sort_by(|one, other| one.error_code.cmp(&other.error_code));
     groups.into_iter().map(|group| group.id).collect()
 }
@@ -46,7 +45,7 @@ fn mute(id: &str) -> v1::MuteGroupRequest {
 }
 
 /// What a change results in. The processes of all tests change the same topic, and one that Kafka does not take in time has written nothing.
-pub(crate) async fn changed<T>(change: impl AsyncFn() -> Result<tonic::Response<T>, Status>) -> T {
+pub(crate) async fn changed<T>(mut change: impl AsyncFnMut() -> Result<tonic::Response<T>, Status>) -> T {
     eventually_async("Kafka takes the change", DEADLINE, async || {
         match change().await {
             // Unknown: one that another process has fenced out may have been written.
@@ -59,14 +58,9 @@ pub(crate) async fn changed<T>(change: impl AsyncFn() -> Result<tonic::Response<
     .await
 }
 
-async fn get(client: &mut Client, id: &str) -> Result<v1::Group, Status> {
-    let request = v1::GetGroupRequest { id: id.to_owned() };
-    client.get_group(request).await.map(tonic::Response::into_inner)
-}
-
 async fn until_state(client: &mut Client, id: &str, state: GroupState) -> v1::Group {
     eventually_async("the state of the group", DEADLINE, async || {
-        match get(&mut client.clone(), id).await {
+        match get_group(&mut client.clone(), id).await {
             Ok(group) if group.state() == state => Ok(group),
             other => Err(format!("{other:?} is not {state:?}")),
         }
@@ -74,28 +68,12 @@ async fn until_state(client: &mut Client, id: &str, state: GroupState) -> v1::Gr
     .await
 }
 
-async fn until_metric(inspector: &mut Inspector, line: &str) {
-    eventually_async("a metric", DEADLINE, async || {
-        let metrics = inspector.metrics();
-        if metrics.lines().any(|other| other == line) {
-            return Ok(());
-        }
-        let similar = metrics.lines().filter(|other| other.contains("dlq_group"));
-        Err(format!("{line} in {:?}", similar.collect::<Vec<_>>()))
-    })
-    .await;
-}
-
 #[tokio::test(flavor = "multi_thread")]
 async fn inspectors_agree_on_regressed_group() {
     let mut env = InspectorEnv::new("regress");
     let topic = env.create_topic("a", 2).await;
-    env.put(
-        &topic,
-        0,
-        vec![failed(&env, "a"), failed(&env, "a"), failed(&env, "b")],
-    )
-    .await;
+    let letters = ["a", "a", "b"].map(|code| failed(&env, code));
+    env.put(&topic, 0, letters.to_vec()).await;
     let mut first = env.start().await;
     let directory = env.data_dir();
     env.use_data_dir("other");
@@ -105,7 +83,7 @@ async fn inspectors_agree_on_regressed_group() {
     let [a, b] = &ids[..] else {
         panic!("{ids:?}");
     };
-    let before = get(&mut one, a).await.unwrap();
+    let before = get_group(&mut one, a).await.unwrap();
     assert_eq!(
         (before.state(), before.revision, before.state_time),
         (GroupState::Open, 0, None)
@@ -121,7 +99,7 @@ async fn inspectors_agree_on_regressed_group() {
         ("test", "anonymous")
     );
     // The caller reads its own change.
-    assert_eq!(get(&mut one, a).await.unwrap().revision, 1);
+    assert_eq!(get_group(&mut one, a).await.unwrap().revision, 1);
     let seen = until_state(&mut other, a, GroupState::Resolved).await;
     assert_eq!(seen.state_time, resolved.state_time);
 
@@ -139,8 +117,8 @@ async fn inspectors_agree_on_regressed_group() {
         assert_eq!(b.revision, 1);
     }
     for state in ["regressed", "muted"] {
-        let line = format!("redeliver_dlq_groups{{state=\"{state}\"}} 1");
-        until_metric(&mut second, &line).await;
+        let series = format!("redeliver_dlq_groups{{state=\"{state}\"}}");
+        second.process.until_metric(&series, |count| count == 1);
     }
     let request = v1::ListGroupsRequest {
         states: vec![GroupState::Regressed.into(), GroupState::Resolved.into()],
@@ -156,7 +134,7 @@ async fn inspectors_agree_on_regressed_group() {
         .set("dlq_inspector.data_dir", &directory.display().to_string());
     std::fs::remove_dir_all(&directory).unwrap();
     let mut first = env.start().await;
-    let group = get(&mut first.client().await, a).await.unwrap();
+    let group = get_group(&mut first.client().await, a).await.unwrap();
     assert_eq!(
         (group.state(), group.state_time),
         (GroupState::Regressed, resolved.state_time)
@@ -234,7 +212,7 @@ async fn refused_changes_are_not_written() {
     ] {
         assert_eq!(reason(&refused).as_deref(), Some(expected));
     }
-    assert_eq!(get(&mut client, id).await.unwrap().revision, 1);
+    assert_eq!(get_group(&mut client, id).await.unwrap().revision, 1);
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -278,12 +256,9 @@ async fn unreadable_group_is_not_changed() {
         let key = format!("group/{id}");
         env.write(TOPIC, &key, Some(value.into())).await;
         eventually_async("the problem is shown", DEADLINE, async || {
-            let group = get(&mut client.clone(), id).await.unwrap();
-            if group.problem.contains(problem) && group.state() == state {
-                Ok(())
-            } else {
-                Err(format!("{group:?}"))
-            }
+            let group = get_group(&mut client.clone(), id).await.unwrap();
+            let holds = group.problem.contains(problem) && group.state() == state;
+            ensure(holds, format!("{group:?}"))
         })
         .await;
         let ready = inspector.process.get("/readyz").1;
@@ -292,10 +267,7 @@ async fn unreadable_group_is_not_changed() {
             client.resolve_group(change(id)).await.unwrap_err(),
             client.reopen_group(change(id)).await.unwrap_err(),
         ] {
-            assert_eq!(
-                (refused.code(), reason(&refused).as_deref()),
-                (Code::FailedPrecondition, Some("GROUP_UNKNOWN_FORMAT"))
-            );
+            assert_refused(&refused, Code::FailedPrecondition, "GROUP_UNKNOWN_FORMAT");
         }
         // As the documentation says.
         env.write(TOPIC, &key, None).await;
@@ -307,10 +279,8 @@ async fn unreadable_group_is_not_changed() {
 
 async fn until_no_groups(client: &Client) {
     eventually_async("no groups", DEADLINE, async || {
-        match group_ids(&mut client.clone()).await {
-            ids if ids.is_empty() => Ok(()),
-            ids => Err(ids.join(" ")),
-        }
+        let ids = group_ids(&mut client.clone()).await;
+        ensure(ids.is_empty(), ids.join(" "))
     })
     .await;
 }

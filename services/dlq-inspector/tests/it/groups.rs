@@ -1,12 +1,11 @@
 //! Groups of dead letters that fail for the same reason.
 
-use redeliver_proto::error::reason;
 use redeliver_proto::v1;
-use redeliver_testkit::eventually_async;
 use redeliver_testkit::kafka_request::delete_records;
+use redeliver_testkit::{ensure, eventually_async};
 use tonic::Code;
 
-use crate::support::{DEADLINE, Dead, Inspector, InspectorEnv, dead};
+use crate::support::{DEADLINE, Dead, Inspector, InspectorEnv, assert_refused, dead, get_group};
 
 fn failed(code: &str, message: &str) -> Dead {
     let headers = [
@@ -68,16 +67,8 @@ async fn one_cause_is_one_group_everywhere() {
     env.put(&a, 0, timeouts(0..4)).await;
     env.put(&a, 1, timeouts(4..5)).await;
     env.put(&b, 0, timeouts(5..7)).await;
-    let newest = env
-        .put(
-            &b,
-            0,
-            vec![
-                failed("http.404", "no user 'ann'"),
-                failed("http.404", "no user 'bob'"),
-            ],
-        )
-        .await;
+    let users = ["ann", "bob"].map(|user| failed("http.404", &format!("no user '{user}'")));
+    let newest = env.put(&b, 0, users.to_vec()).await;
     let mut first = env.start().await;
     let timeout = "timeout of order <number> after <number> s";
     let expected = [(timeout, 7, Some(7)), ("no user <quoted>", 2, Some(2))];
@@ -101,25 +92,16 @@ async fn one_cause_is_one_group_everywhere() {
     assert!(listed.iter().all(|letter| letter.group == found[0].id));
 
     let mut client = first.client().await;
-    let get = |id: &str| v1::GetGroupRequest { id: id.to_owned() };
-    let got = client.get_group(get(&found[0].id)).await.unwrap().into_inner();
+    let got = get_group(&mut client, &found[0].id).await.unwrap();
     assert!(got.completeness.is_some());
-    assert_eq!(
-        without_hours(v1::Group {
-            completeness: None,
-            ..got
-        }),
-        found[0]
-    );
+    let completeness = None;
+    assert_eq!(without_hours(v1::Group { completeness, ..got }), found[0]);
     for (id, code, expected) in [
         ("0", Code::InvalidArgument, "ID_INVALID"),
         ("0000000000000000", Code::NotFound, "GROUP_NOT_FOUND"),
     ] {
-        let refused = client.get_group(get(id)).await.unwrap_err();
-        assert_eq!(
-            (refused.code(), reason(&refused).as_deref()),
-            (code, Some(expected))
-        );
+        let refused = get_group(&mut client, id).await.unwrap_err();
+        assert_refused(&refused, code, expected);
     }
 
     // Another inspector has the same groups.
@@ -137,30 +119,11 @@ async fn one_cause_is_one_group_everywhere() {
     assert_eq!(groups(&mut first, "", 50).await, found);
 
     // New groups count once the index has caught up.
-    let new_groups = |inspector: &mut Inspector| {
-        let metrics = inspector.metrics();
-        let line = metrics
-            .lines()
-            .find_map(|line| line.strip_prefix("redeliver_dlq_groups_first_seen_total "));
-        line.map(str::to_owned)
-    };
-    assert_eq!(new_groups(&mut first).as_deref(), Some("0"));
-    env.put(
-        &b,
-        0,
-        vec![
-            failed("http.404", "no order"),
-            failed("timeout", "timeout of order 7 after 9 s"),
-        ],
-    )
-    .await;
-    eventually_async("a new group is counted", DEADLINE, async || {
-        match new_groups(&mut first) {
-            Some(count) if count == "1" => Ok(()),
-            other => Err(format!("{other:?}")),
-        }
-    })
-    .await;
+    let new_groups = "redeliver_dlq_groups_first_seen_total";
+    assert_eq!(first.process.metric(new_groups), 0);
+    let known = failed("timeout", "timeout of order 7 after 9 s");
+    env.put(&b, 0, vec![failed("http.404", "no order"), known]).await;
+    first.process.until_metric(new_groups, |count| count == 1);
 
     // Retention removes dead letters, and groups without dead letters.
     delete_records(&env.kafka.brokers, &b, 0, 4);
@@ -168,11 +131,7 @@ async fn one_cause_is_one_group_everywhere() {
     eventually_async("the groups of what is left", DEADLINE, async || {
         let found = groups(&mut first, "", 50).await;
         // The order of groups with the same count is that of their ids.
-        if counts(&found) == expected {
-            Ok(())
-        } else {
-            Err(format!("{found:?}"))
-        }
+        ensure(counts(&found) == expected, format!("{found:?}"))
     })
     .await;
 }

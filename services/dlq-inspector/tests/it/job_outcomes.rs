@@ -7,12 +7,12 @@ use redeliver_core::{Headers, Position, Record, Timestamp};
 use redeliver_proto::v1::JobOutcomeState as State;
 use redeliver_proto::v1::waiting_service_client::WaitingServiceClient;
 use redeliver_proto::{error, v1};
-use redeliver_testkit::eventually_async;
 use redeliver_testkit::kafka_request::delete_topic;
+use redeliver_testkit::{ensure, eventually_async};
 use tonic::{Code, Status};
 
 use crate::access::Callers;
-use crate::support::{DEADLINE, Dead, Inspector, InspectorEnv, dead};
+use crate::support::{DEADLINE, Dead, Inspector, InspectorEnv, assert_refused, dead};
 
 /// A job.
 const JOB: &str = "01KAJQ6Z2B0003000000000A7X";
@@ -76,10 +76,7 @@ async fn outcomes(inspector: &mut Inspector, job: &str, topic: &str) -> Vec<v1::
 async fn until(inspector: &mut Inspector, job: &str, topic: &str, state: State) -> v1::JobOutcome {
     eventually_async(&format!("{job} is {state:?}"), DEADLINE * 2, async || {
         let outcome = outcomes(inspector, job, topic).await.swap_remove(0);
-        match outcome.state() == state {
-            true => Ok(outcome),
-            false => Err(format!("{outcome:?}")),
-        }
+        ensure(outcome.state() == state, format!("{outcome:?}")).map(|()| outcome)
     })
     .await
 }
@@ -173,10 +170,7 @@ async fn outcome_contains_nothing_masked() {
     };
     let whole = eventually_async("the job is dead", DEADLINE, async || {
         let outcome = ask("all", &orders).await.unwrap();
-        match outcome.state() {
-            State::Dead => Ok(outcome),
-            _ => Err(format!("{outcome:?}")),
-        }
+        ensure(outcome.state() == State::Dead, format!("{outcome:?}")).map(|()| outcome)
     })
     .await;
     assert_eq!(
@@ -188,6 +182,5 @@ async fn outcome_contains_nothing_masked() {
     assert!(!format!("{masked:?}").contains("s3cret"), "{masked:?}");
     // Positions tell where a record comes from.
     let refused = ask("masked", &people).await.unwrap_err();
-    assert_eq!(refused.code(), Code::PermissionDenied);
-    assert_eq!(error::reason(&refused).as_deref(), Some("PERMISSION_DENIED"));
+    assert_refused(&refused, Code::PermissionDenied, "PERMISSION_DENIED");
 }

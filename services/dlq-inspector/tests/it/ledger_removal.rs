@@ -10,7 +10,7 @@ use redeliver_proto::v1;
 use redeliver_testkit::eventually;
 use redeliver_testkit::kafka_request::{delete_records, delete_topic};
 
-use crate::redrive::{ENDED, World, done, ids_at, plan, planned, read, start, until};
+use crate::redrive::{ENDED, World, done, ids_at, plan, planned, read, slowly, start, until};
 use crate::support::{DEADLINE, Inspector};
 
 /// What the ledger says about dead letters of the world: whether the newest record has a value.
@@ -128,11 +128,7 @@ async fn prefetched_letter_is_not_redriven_twice() {
     let mut inspector = world.env.start().await;
     inspector.until_listed("", COUNT.into()).await;
     // So often that the client goes on fetching between the steps, and the last ones are in its queue for long.
-    let slow = v1::PlanRedriveRequest {
-        rate_per_second: 20,
-        ..plan(v1::RedriveKind::Redrive, "")
-    };
-    let slow = planned(&mut inspector, slow).await.unwrap();
+    let slow = planned(&mut inspector, slowly(20)).await.unwrap();
     start(&mut inspector, &slow.id).await;
     let last = done(&mut inspector, ids_at(&world, 0, 200..COUNT.into())).await;
     assert_eq!(last.done, 100, "{last:?}");

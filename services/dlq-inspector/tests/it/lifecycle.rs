@@ -8,15 +8,17 @@ use redeliver_core::{Clock as _, SystemClock};
 use redeliver_dlq_inspector::ledger;
 use redeliver_kafka::embedded::EmbeddedBroker;
 use redeliver_proto::convert::to_timestamp;
-use redeliver_proto::error::reason;
 use redeliver_proto::v1;
 use redeliver_testkit::kafka_request::delete_topic;
-use redeliver_testkit::{LocalKafka, eventually_async, run, unique};
+use redeliver_testkit::{LocalKafka, ensure, eventually_async, run, unique};
 use tonic::Code;
 use tonic_health::pb::health_check_response::ServingStatus;
 
 use crate::redrive::{World, done, plan};
-use crate::support::{Client, DEADLINE, Inspector, InspectorEnv, dead};
+use crate::support::{
+    Client, DEADLINE, Inspector, InspectorEnv, assert_refused, dead, get_group, get_letter, get_page,
+    get_stats, list_groups,
+};
 
 #[tokio::test(flavor = "multi_thread")]
 async fn inspector_serves_during_outages() {
@@ -33,14 +35,8 @@ async fn inspector_serves_during_outages() {
     let not_serving = [Some(ServingStatus::NotServing); 2];
     assert_eq!(inspector.health().await.map(Result::ok), not_serving);
     let mut client = inspector.client().await;
-    let refused = client
-        .list_dead_letters(v1::ListDeadLettersRequest::default())
-        .await
-        .unwrap_err();
-    assert_eq!(
-        (refused.code(), reason(&refused).as_deref()),
-        (Code::Unavailable, Some("INDEX_CATCHING_UP"))
-    );
+    let refused = get_page(&mut client, "").await.unwrap_err();
+    assert_refused(&refused, Code::Unavailable, "INDEX_CATCHING_UP");
     inspector.process.until_not_ready("Kafka unavailable");
 
     kafka.start_again().unwrap();
@@ -55,16 +51,10 @@ async fn inspector_serves_during_outages() {
 
     // Without the topic of their states, groups are open, and cannot be changed.
     let mut client = inspector.client().await;
-    let request = v1::ListGroupsRequest::default();
-    let listed = client.list_groups(request).await.unwrap().into_inner();
+    let listed = list_groups(&mut client, "").await;
     let groups = listed.groups;
     assert_eq!((groups.len(), groups[0].state()), (1, v1::GroupState::Open));
-    let id = groups[0].id.clone();
-    let got = client
-        .get_group(v1::GetGroupRequest { id })
-        .await
-        .unwrap()
-        .into_inner();
+    let got = get_group(&mut client, &groups[0].id).await.unwrap();
     for completeness in [listed.completeness, got.completeness].map(Option::unwrap) {
         let problem = &completeness.group_states_problem;
         assert!(
@@ -73,18 +63,14 @@ async fn inspector_serves_during_outages() {
         );
         assert!(!completeness.complete && completeness.missing_count == 0);
     }
-    let stats = client.get_dead_letter_stats(v1::GetDeadLetterStatsRequest::default());
-    let completeness = stats.await.unwrap().into_inner().completeness.unwrap();
+    let completeness = get_stats(&mut client, "").await.completeness.unwrap();
     assert_eq!(completeness.group_states_problem, "");
     let change = v1::ChangeGroupRequest {
         id: groups[0].id.clone(),
         ..v1::ChangeGroupRequest::default()
     };
     let refused = client.resolve_group(change).await.unwrap_err();
-    assert_eq!(
-        (refused.code(), reason(&refused).as_deref()),
-        (Code::Unavailable, Some("KAFKA_UNAVAILABLE"))
-    );
+    assert_refused(&refused, Code::Unavailable, "KAFKA_UNAVAILABLE");
     let ready = inspector.process.get("/readyz").1;
     assert!(
         ready.contains("the topic of group states cannot be read"),
@@ -123,19 +109,9 @@ async fn it_works_with_the_embedded_broker() {
     env.put(&topic, 0, vec![dead("second", "value", &[])]).await;
     inspector.until_listed("key = second", 1).await;
     let mut client = inspector.client().await;
-    let id = format!("{topic}/0/0");
-    let letter = client
-        .get_dead_letter(v1::GetDeadLetterRequest { id })
-        .await
-        .unwrap()
-        .into_inner();
+    let letter = get_letter(&mut client, &format!("{topic}/0/0")).await.unwrap();
     assert_eq!(letter.value.as_deref(), Some(&b"value"[..]));
-    let stats = client
-        .get_dead_letter_stats(v1::GetDeadLetterStatsRequest::default())
-        .await
-        .unwrap()
-        .into_inner();
-    let topic = &stats.topics[0];
+    let topic = &get_stats(&mut client, "").await.topics[0];
     assert_eq!((topic.open, topic.until_removal), (Some(2), None));
     // The embedded broker does not tell the configuration of a topic.
     assert_eq!(topic.removal(), v1::Removal::Unspecified);
@@ -194,28 +170,23 @@ async fn a_full_disk_is_waited_out() {
     // Indexed dead letters are served, as an incomplete answer.
     let mut client = inspector.client().await;
     let stats = async |client: &mut Client| {
-        let stats = client.get_dead_letter_stats(v1::GetDeadLetterStatsRequest::default());
-        let stats = stats.await.unwrap().into_inner();
+        let stats = get_stats(client, "").await;
         (stats.topics[0].total, stats.completeness.unwrap().complete)
     };
     eventually_async("answers are incomplete", DEADLINE, async || {
-        match stats(&mut client).await {
-            (indexed, false) if (1..COUNT as u64).contains(&indexed) => Ok(()),
-            counted => Err(format!("{counted:?}")),
-        }
+        let (indexed, is_complete) = stats(&mut client).await;
+        let holds = !is_complete && (1..COUNT as u64).contains(&indexed);
+        ensure(holds, format!("{indexed}, {is_complete}"))
     })
     .await;
-    let id = format!("{topic}/0/0");
-    let first = client.get_dead_letter(v1::GetDeadLetterRequest { id }).await;
-    assert_eq!(first.unwrap().into_inner().key.as_deref(), Some(&b"first"[..]));
+    let first = get_letter(&mut client, &format!("{topic}/0/0")).await.unwrap();
+    assert_eq!(first.key.as_deref(), Some(&b"first"[..]));
 
     disk.resize("200m");
     inspector.process.until_ready();
     eventually_async("all dead letters are complete", DEADLINE, async || {
-        match stats(&mut client).await {
-            counted if counted == (COUNT as u64 + 1, true) => Ok(()),
-            counted => Err(format!("{counted:?}")),
-        }
+        let counted = stats(&mut client).await;
+        ensure(counted == (COUNT as u64 + 1, true), format!("{counted:?}"))
     })
     .await;
     inspector.process.shut_down();
@@ -253,13 +224,8 @@ async fn recreated_ledger_replaces_the_old_one() {
             let states = inspector.list("").await;
             let states: Vec<_> = states.iter().map(v1::DeadLetter::state).collect();
             let count = |state| states.iter().filter(|found| **found == state).count();
-            match (
-                count(v1::DeadLetterState::Open),
-                count(v1::DeadLetterState::Discarded),
-            ) {
-                (5, 1) => Ok(()),
-                _ => Err(format!("{states:?}")),
-            }
+            let counts = [v1::DeadLetterState::Open, v1::DeadLetterState::Discarded].map(count);
+            ensure(counts == [5, 1], format!("{states:?}"))
         })
         .await;
     }
@@ -291,9 +257,7 @@ async fn five_thousand_partitions_are_followed() {
     let mut inspector = env.spawn();
     inspector.until_serving().await;
     let counted = async |inspector: &mut Inspector| {
-        let mut client = inspector.client().await;
-        let stats = client.get_dead_letter_stats(v1::GetDeadLetterStatsRequest::default());
-        let stats = stats.await.unwrap().into_inner();
+        let stats = get_stats(&mut inspector.client().await, "").await;
         let total: u64 = stats.topics.iter().map(|topic| topic.total).sum();
         (total, stats.completeness.unwrap().complete)
     };
@@ -312,14 +276,10 @@ async fn five_thousand_partitions_are_followed() {
             inspector.until_serving().await;
         }
         let expected = (total + round * TOPICS) as u64;
-        eventually_async(
-            "the new dead letters are complete",
-            DEADLINE,
-            async || match counted(&mut inspector).await {
-                counted if counted == (expected, true) => Ok(()),
-                counted => Err(format!("{counted:?}")),
-            },
-        )
+        eventually_async("the new ones are complete", DEADLINE, async || {
+            let counted = counted(&mut inspector).await;
+            ensure(counted == (expected, true), format!("{counted:?}"))
+        })
         .await;
     }
     let memory = inspector.process.process().rss_kib() >> 10;

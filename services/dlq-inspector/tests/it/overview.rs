@@ -10,7 +10,7 @@ use redeliver_proto::error::reason;
 use redeliver_proto::v1;
 use redeliver_proto::v1::ProblemKind;
 use redeliver_proto::v1::overview_service_client::OverviewServiceClient;
-use redeliver_testkit::{brokers, eventually_async, kafka_request};
+use redeliver_testkit::{brokers, ensure, eventually_async, kafka_request};
 use tokio::time::timeout;
 use tonic::service::interceptor::InterceptedService;
 use tonic::transport::Channel;
@@ -104,15 +104,9 @@ async fn overview_finds_what_is_wrong() {
         ("jobs", &["jobs:read"]),
     ];
     let mut callers = Callers::without_dead_letters("overview", &scopes).await;
-    let pipelines: Vec<String> = callers
-        .topics
-        .iter()
-        .map(|topic| topic.strip_suffix("-dlq").unwrap().to_owned())
-        .collect();
+    let pipelines = [0, 1].map(|topic| callers.set_pipeline(topic));
     let (orders, people) = (&*pipelines[0], &*pipelines[1]);
     for pipeline in [orders, people] {
-        let key = format!("pipelines.{pipeline}.retry");
-        callers.env.base.set(&key, "{ tiers: [2h] }");
         for suffix in ["", "-retry-2h", "-retry-due"] {
             let topic: Arc<str> = format!("{pipeline}{suffix}").into();
             callers.env.recreate_topic(&topic, 2).await;
@@ -121,17 +115,15 @@ async fn overview_finds_what_is_wrong() {
     let topic = |pipeline: &str, suffix: &str| -> Arc<str> { format!("{pipeline}{suffix}").into() };
     let (source, tier) = (topic(orders, ""), topic(orders, "-retry-2h"));
     let letter = || dead("k", "v", &[("error-class", "permanent"), ("pipeline", orders)]);
-    callers
-        .env
-        .put(&topic(orders, "-dlq"), 0, vec![letter(), letter()])
-        .await;
-    callers
-        .env
-        .put(&tier, 0, vec![waiting(orders, 1), waiting(orders, 2)])
-        .await;
-    callers.env.put(&tier, 1, vec![overdue(orders)]).await;
-    let records = || (0..5).map(|_| dead("k", "v", &[])).collect();
-    callers.env.put(&source, 0, records()).await;
+    let records = || vec![dead("k", "v", &[]); 5];
+    for (topic, partition, records) in [
+        (&callers.topics[0], 0, vec![letter(), letter()]),
+        (&tier, 0, vec![waiting(orders, 1), waiting(orders, 2)]),
+        (&tier, 1, vec![overdue(orders)]),
+        (&source, 0, records()),
+    ] {
+        callers.env.put(topic, partition, records).await;
+    }
     let mut inspector = callers.env.start().await;
     let channel = inspector.channel().await;
     let client =
@@ -151,27 +143,16 @@ async fn overview_finds_what_is_wrong() {
     let row = pipeline_of(&overview, orders);
     assert!(row.lag.as_ref().unwrap().exact);
     assert_eq!(row.dead_letters.as_ref().unwrap().open, Some(2));
-    let places: Vec<_> = row
-        .waiting
-        .iter()
-        .map(|place| {
-            (
-                &*place.place,
-                place.waiting.as_ref().unwrap().records,
-                place.overdue,
-            )
-        })
-        .collect();
-    assert_eq!(places, [("due", Some(0), None), ("2h", Some(3), Some(1))]);
-    assert!(
-        row.next_due
-            .as_ref()
-            .is_some_and(|due| due.seconds * 1_000 < SystemClock.now().as_millis())
-    );
-    assert_eq!(
-        kinds(&overview, orders),
-        [ProblemKind::Overdue, ProblemKind::GroupNew]
-    );
+    let places = row.waiting.iter().map(|place| {
+        let records = place.waiting.as_ref().unwrap().records;
+        (&*place.place, records, place.overdue)
+    });
+    let expected = [("due", Some(0), None), ("2h", Some(3), Some(1))];
+    assert_eq!(places.collect::<Vec<_>>(), expected);
+    let is_past = |due: &prost_types::Timestamp| due.seconds * 1_000 < SystemClock.now().as_millis();
+    assert!(row.next_due.as_ref().is_some_and(is_past));
+    let expected = [ProblemKind::Overdue, ProblemKind::GroupNew];
+    assert_eq!(kinds(&overview, orders), expected);
     assert!(kinds(&overview, people).is_empty());
     assert_eq!(row.breaker(), v1::BreakerState::Unspecified);
 
@@ -188,10 +169,8 @@ async fn overview_finds_what_is_wrong() {
         (rates.retried, rates.dead, rates.succeeded),
         (Some(0.0), Some(0.0), None)
     );
-    assert_eq!(
-        pipeline_of(&overview, people).rates.as_ref().unwrap().received,
-        Some(0.0)
-    );
+    let of_people = pipeline_of(&overview, people).rates.unwrap();
+    assert_eq!(of_people.received, Some(0.0));
 
     // A topic disappears.
     kafka_request::delete_topic(&brokers(), &topic(people, "-retry-due"));
@@ -216,22 +195,11 @@ async fn overview_finds_what_is_wrong() {
         assert_eq!(refused.unwrap_err().code(), Code::PermissionDenied);
     }
     let mut all = all;
+    let (limit, after) = (1_001, "a".to_owned());
     for (selection, expected) in [
         (of("nothing"), "PIPELINE_UNKNOWN"),
-        (
-            v1::OverviewSelection {
-                limit: 1_001,
-                ..of("")
-            },
-            "SELECTION_INVALID",
-        ),
-        (
-            v1::OverviewSelection {
-                after: "a".to_owned(),
-                ..of("")
-            },
-            "SELECTION_INVALID",
-        ),
+        (v1::OverviewSelection { limit, ..of("") }, "SELECTION_INVALID"),
+        (v1::OverviewSelection { after, ..of("") }, "SELECTION_INVALID"),
     ] {
         let status = get(&mut all, selection).await.unwrap_err();
         assert_eq!(reason(&status).as_deref(), Some(expected));
@@ -242,12 +210,7 @@ async fn overview_finds_what_is_wrong() {
 async fn callers_share_surveys() {
     let scopes: [(&str, &[&str]); 1] = [("all", &["*"])];
     let mut callers = Callers::without_dead_letters("overview-shared", &scopes).await;
-    let orders = callers.topics[0].strip_suffix("-dlq").unwrap().to_owned();
-    callers
-        .env
-        .base
-        .set(&format!("pipelines.{orders}.retry"), "{ tiers: [2h] }");
-    let source: Arc<str> = orders.into();
+    let source: Arc<str> = callers.set_pipeline(0).into();
     callers.env.recreate_topic(&source, 1).await;
     let mut inspector = callers.env.start().await;
     let surveys = |inspector: &mut crate::support::Inspector| {
@@ -282,10 +245,8 @@ async fn callers_share_surveys() {
     assert!(count < messages, "{count} surveys for {messages} messages");
     drop(idle);
     eventually_async("the watches have ended", DEADLINE, async || {
-        match inspector.process.metric("redeliver_dlq_overview_watchers") {
-            0 => Ok(()),
-            watchers => Err(watchers),
-        }
+        let watchers = inspector.process.metric("redeliver_dlq_overview_watchers");
+        ensure(watchers == 0, watchers)
     })
     .await;
 }

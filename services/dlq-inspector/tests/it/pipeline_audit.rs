@@ -7,7 +7,7 @@ use redeliver_kafka::groups::{self, CommittedOffset, GroupOffsets};
 use redeliver_proto::v1;
 use redeliver_proto::v1::overview_service_client::OverviewServiceClient;
 use redeliver_proto::v1::{PipelineAuditState as State, ProblemKind};
-use redeliver_testkit::eventually_async;
+use redeliver_testkit::{ensure, eventually_async};
 
 use crate::access::Callers;
 use crate::support::{DEADLINE, Dead, Inspector, dead};
@@ -70,11 +70,7 @@ impl Plant {
             };
             let overview = client.get_overview(request).await.unwrap().into_inner();
             let audit = overview.pipelines[0].audit.clone().unwrap();
-            if holds(&audit) {
-                Ok(overview)
-            } else {
-                Err(format!("{audit:?}"))
-            }
+            ensure(holds(&audit), format!("{audit:?}")).map(|()| overview)
         })
         .await
     }

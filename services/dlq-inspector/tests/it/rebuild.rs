@@ -3,14 +3,15 @@
 use std::time::Duration;
 
 use redeliver_dlq_inspector::index::FILE;
-use redeliver_proto::error::reason;
 use redeliver_proto::v1;
 use redeliver_proto::v1::watch_dead_letters_response::Event;
-use redeliver_testkit::eventually_async;
 use redeliver_testkit::kafka_request::{delete_records, delete_topic};
+use redeliver_testkit::{ensure, eventually_async};
 use tonic::Code;
 
-use crate::support::{DEADLINE, Dead, Inspector, InspectorEnv, dead, ids};
+use crate::support::{
+    DEADLINE, Dead, Inspector, InspectorEnv, assert_refused, dead, get_letter, ids, watch_new,
+};
 
 fn numbered(name: &str, count: usize) -> Vec<Dead> {
     (0..count)
@@ -39,8 +40,7 @@ async fn aborted_records_are_read_over() {
     inspector.until_listed("headers.batch = last", 1).await;
     env.put_and_abort(&topic, 0, numbered("never", 3));
     let mut client = inspector.client().await;
-    let id = format!("{topic}/0/2");
-    let refused = client.get_dead_letter(v1::GetDeadLetterRequest { id }).await;
+    let refused = get_letter(&mut client, &format!("{topic}/0/2")).await;
     assert_eq!(refused.unwrap_err().code(), Code::NotFound);
     // A consumer that has not answered for four surveys is recreated, and there is a survey every two seconds.
     inspector.until_surveyed_after(Duration::from_secs(12)).await;
@@ -141,24 +141,14 @@ async fn damaged_index_is_rebuilt_while_used() {
         ..v1::ListDeadLettersRequest::default()
     };
     let mut client = inspector.client().await;
-    let watching = v1::WatchDeadLettersRequest {
-        only_new: true,
-        ..v1::WatchDeadLettersRequest::default()
-    };
-    let stream = client.watch_dead_letters(watching.clone()).await;
-    let mut stream = stream.unwrap().into_inner();
+    let mut stream = watch_new(&mut client, "").await;
     let synced = stream.message().await.unwrap().unwrap();
-    eventually_async(
-        "all dead letters are listed again",
-        DEADLINE,
-        async || match client.list_dead_letters(request.clone()).await {
-            Ok(page) => match page.into_inner().dead_letters.len() {
-                300 => Ok(()),
-                listed => Err(format!("{listed}")),
-            },
-            Err(status) => Err(status.to_string()),
-        },
-    )
+    eventually_async("all are listed again", DEADLINE, async || {
+        let page = client.list_dead_letters(request.clone()).await;
+        let listed = page.map_err(|status| status.to_string())?.into_inner();
+        let count = listed.dead_letters.len();
+        ensure(count == 300, count.to_string())
+    })
     .await;
     let output = inspector.process.output();
     assert!(output.contains("index damaged; rebuilding it"), "{output}");
@@ -170,14 +160,12 @@ async fn damaged_index_is_rebuilt_while_used() {
 
     // The watch has begun in the previous index, and goes on in the new one.
     let ended = stream.message().await.unwrap_err();
-    assert_eq!(
-        (ended.code(), reason(&ended).as_deref()),
-        (Code::Unavailable, Some("INDEX_REBUILT"))
-    );
+    assert_refused(&ended, Code::Unavailable, "INDEX_REBUILT");
     let written = env.put(&topic, 0, numbered("new", 1)).await;
     let resumed = v1::WatchDeadLettersRequest {
         resume_token: synced.resume_token,
-        ..watching
+        only_new: true,
+        ..v1::WatchDeadLettersRequest::default()
     };
     let mut stream = client.watch_dead_letters(resumed).await.unwrap().into_inner();
     let first = loop {
@@ -223,11 +211,7 @@ async fn recreated_topic_is_read_again() {
         let new = new.filter(|letter| letter.key.as_deref().is_some_and(is_new));
         let (new, all) = (new.count(), letters.len());
         assert!(new == 0 || new == all, "{new} of {all}");
-        if new == 4 {
-            Ok(())
-        } else {
-            Err(format!("{new} of {all}"))
-        }
+        ensure(new == 4, format!("{new} of {all}"))
     })
     .await;
     inspector.process.shut_down();
@@ -243,10 +227,7 @@ async fn recreated_topic_is_read_again() {
     let letters = inspector.list("headers.batch = fourth").await;
     let mut client = inspector.client().await;
     for letter in letters {
-        let request = v1::GetDeadLetterRequest {
-            id: letter.id.clone(),
-        };
-        let full = client.get_dead_letter(request).await.unwrap().into_inner();
+        let full = get_letter(&mut client, &letter.id).await.unwrap();
         assert_eq!(full.value.unwrap(), letter.key.unwrap());
     }
     inspector.process.shut_down();

@@ -24,15 +24,14 @@ use redeliver_proto::auth::SendToken;
 use redeliver_proto::convert::{to_duration, to_headers, to_timestamp};
 use redeliver_proto::v1::redrive_service_client::RedriveServiceClient;
 use redeliver_proto::{Message as _, error, long_wait, v1};
-use redeliver_service::identity::{NewToken, new_token};
 use redeliver_testkit::kafka_request::{delete_records, delete_topic};
-use redeliver_testkit::{LocalKafka, brokers, eventually_async, record_at};
-use serde_json::json;
+use redeliver_testkit::{LocalKafka, brokers, ensure, eventually_async, record_at};
 use tonic::transport::Channel;
 use tonic::{Code, Response, Status};
 
 use crate::completeness::{AUTHORIZER, allow_again, allow_all, deny};
-use crate::support::{DEADLINE, Dead, Inspector, InspectorEnv, dead};
+use crate::group_states::changed;
+use crate::support::{self, DEADLINE, Dead, Inspector, InspectorEnv, dead, get_letter, get_payload};
 
 /// A pipeline with its topics, and an inspector that knows it.
 pub(crate) struct World {
@@ -122,14 +121,6 @@ impl World {
         inspectors
     }
 
-    /// See [`set_tokens`].
-    pub(crate) fn set_tokens<'n>(
-        &mut self,
-        callers: impl IntoIterator<Item = (&'n str, Vec<String>)>,
-    ) -> BTreeMap<&'n str, NewToken> {
-        set_tokens(&mut self.env, callers)
-    }
-
     /// The dead letter of a record of the pipeline at this offset.
     pub(crate) fn dead(&self, offset: i64, value: Option<&[u8]>, headers: Headers) -> Dead {
         let record = Record {
@@ -140,12 +131,7 @@ impl World {
             ..record_at(&self.pipeline.source, 0, offset)
         };
         let failure = Failure::permanent("test", "refused");
-        let letter = reject(&self.pipeline, &record, &failure, Timestamp::from_millis(1));
-        Dead {
-            key: letter.key,
-            value: letter.value,
-            headers: letter.headers,
-        }
+        reject(&self.pipeline, &record, &failure, Timestamp::from_millis(1)).into()
     }
 
     /// Writes dead letters of the offsets up to this one.
@@ -170,11 +156,7 @@ impl World {
     pub(crate) async fn until_redriven(&self, count: usize) -> Vec<Record> {
         eventually_async("records are redriven", DEADLINE, async || {
             let redriven = self.redriven();
-            if redriven.len() >= count {
-                Ok(redriven)
-            } else {
-                Err(redriven.len())
-            }
+            ensure(redriven.len() >= count, redriven.len()).map(|()| redriven)
         })
         .await
     }
@@ -193,24 +175,6 @@ fn audited(env: &InspectorEnv, id: &str) -> Vec<v1::AuditEntry> {
         .iter()
         .map(|record| v1::AuditEntry::decode(record.value.clone().unwrap()).unwrap());
     entries.filter(|entry| entry.target == id).collect()
-}
-
-/// Tokens for callers with these names and scopes, which inspectors accept that start afterwards.
-fn set_tokens<'n>(
-    env: &mut InspectorEnv,
-    callers: impl IntoIterator<Item = (&'n str, Vec<String>)>,
-) -> BTreeMap<&'n str, NewToken> {
-    let (mut tokens, mut entries) = (BTreeMap::new(), Vec::new());
-    for (name, scopes) in callers {
-        let token = new_token().unwrap();
-        entries.push(json!({ "name": name, "sha256": token.sha256.to_string(), "scopes": scopes }));
-        tokens.insert(name, token);
-    }
-    let file = env.base.directory().join("tokens");
-    std::fs::write(&file, json!({ "tokens": entries }).to_string()).unwrap();
-    env.base
-        .set("dlq_inspector.auth.tokens_file", &file.display().to_string());
-    tokens
 }
 
 pub(crate) fn read(env: &InspectorEnv, topic: &Arc<str>) -> Vec<Record> {
@@ -239,6 +203,14 @@ pub(crate) fn plan(kind: v1::RedriveKind, filter: &str) -> v1::PlanRedriveReques
     }
 }
 
+/// A plan to redrive everything at this rate.
+pub(crate) fn slowly(rate_per_second: u32) -> v1::PlanRedriveRequest {
+    v1::PlanRedriveRequest {
+        rate_per_second,
+        ..plan(v1::RedriveKind::Redrive, "")
+    }
+}
+
 pub(crate) fn change(id: &str) -> v1::ChangeRedriveRequest {
     v1::ChangeRedriveRequest {
         id: id.to_owned(),
@@ -254,11 +226,17 @@ pub(crate) async fn planned(
     inspector: &mut Inspector,
     request: v1::PlanRedriveRequest,
 ) -> Result<v1::Redrive, Status> {
-    eventually_async("the plan", DEADLINE, async || {
-        match client(inspector).await.plan_redrive(request.clone()).await {
+    let planned = taken(async || client(inspector).await.plan_redrive(request.clone()).await).await;
+    planned.map(Response::into_inner)
+}
+
+/// The answer to a change, once Kafka takes it.
+pub(crate) async fn taken<T>(mut change: impl AsyncFnMut() -> Result<T, Status>) -> Result<T, Status> {
+    eventually_async("Kafka takes the change", DEADLINE, async || {
+        match change().await {
             // As on a broker that is still loading its transactions. Nothing was written.
             Err(status) if error::reason(&status).as_deref() == Some("KAFKA_UNAVAILABLE") => Err(status),
-            answer => Ok(answer.map(Response::into_inner)),
+            answer => Ok(answer),
         }
     })
     .await
@@ -297,15 +275,24 @@ fn retry_of(id: &str) -> v1::PlanRedriveRequest {
 }
 
 pub(crate) async fn start(inspector: &mut Inspector, id: &str) -> v1::Redrive {
-    eventually_async("the start", DEADLINE, async || {
-        match client(inspector).await.start_redrive(change(id)).await {
-            Ok(started) => Ok(started.into_inner()),
-            // An inspector that has just started has not read the jobs yet.
-            Err(status) if status.code() == Code::Unavailable => Err(status),
-            Err(status) => panic!("{status:?}"),
-        }
-    })
-    .await
+    start_as(inspector, change(id)).await
+}
+
+pub(crate) async fn start_as(inspector: &mut Inspector, request: v1::ChangeRedriveRequest) -> v1::Redrive {
+    // An inspector that has just started has not read the jobs yet.
+    changed(async || client(inspector).await.start_redrive(request.clone()).await).await
+}
+
+async fn pause(inspector: &mut Inspector, id: &str) -> v1::Redrive {
+    changed(async || client(inspector).await.pause_redrive(change(id)).await).await
+}
+
+async fn resume(inspector: &mut Inspector, id: &str) -> v1::Redrive {
+    changed(async || client(inspector).await.resume_redrive(change(id)).await).await
+}
+
+async fn cancel(inspector: &mut Inspector, id: &str) -> v1::Redrive {
+    changed(async || client(inspector).await.cancel_redrive(change(id)).await).await
 }
 
 pub(crate) async fn get(inspector: &mut Inspector, id: &str) -> Result<v1::Redrive, Status> {
@@ -355,11 +342,8 @@ pub(crate) async fn until(inspector: &mut Inspector, id: &str, states: &[v1::Red
         let job = get(inspector, id).await.map_err(|status| status.to_string())?;
         let sum = job.done + job.failed + job.skipped + job.pending;
         assert_eq!(sum, job.total, "{job:?}");
-        if states.contains(&job.state()) {
-            Ok(job)
-        } else {
-            Err(format!("{job:?}\n{}", inspector.process.output()))
-        }
+        let holds = states.contains(&job.state());
+        ensure(holds, format!("{job:?}\n{}", inspector.process.output())).map(|()| job)
     })
     .await
 }
@@ -395,12 +379,7 @@ pub(crate) async fn items(inspector: &mut Inspector, id: &str) -> Vec<v1::Redriv
 
 /// The dead letters of records that have failed again.
 pub(crate) fn died(records: &[Record]) -> Vec<Dead> {
-    let died = records.iter().cloned().map(|record| Dead {
-        key: record.key,
-        value: record.value,
-        headers: record.headers,
-    });
-    died.collect()
+    records.iter().cloned().map(Dead::from).collect()
 }
 
 /// Where the record of an item was written.
@@ -444,13 +423,10 @@ async fn record_returns_once_byte_for_byte() {
     let mut inspector = world.env.start().await;
     inspector.until_listed("", 7).await;
 
-    let job = planned(&mut inspector, plan(v1::RedriveKind::Redrive, ""))
-        .await
-        .unwrap();
-    assert_eq!(
-        (job.state(), job.total, job.pending),
-        (v1::RedriveState::Planned, 6, 6)
-    );
+    let all = || plan(v1::RedriveKind::Redrive, "");
+    let job = planned(&mut inspector, all()).await.unwrap();
+    let found = (job.state(), job.total, job.pending);
+    assert_eq!(found, (v1::RedriveState::Planned, 6, 6));
     assert_eq!(job.refused[0].reason(), v1::RedriveOutcome::PayloadOmitted);
     assert_eq!(job.destinations[0].topic, &*world.due);
     let samples = preview(&mut inspector, &job.id).await;
@@ -487,9 +463,7 @@ async fn record_returns_once_byte_for_byte() {
         assert_eq!(redrive::count(&record.headers), 1);
     }
     inspector.until_listed("state = REDRIVEN", 6).await;
-    let again = planned(&mut inspector, plan(v1::RedriveKind::Redrive, ""))
-        .await
-        .unwrap_err();
+    let again = planned(&mut inspector, all()).await.unwrap_err();
     assert_eq!(error::reason(&again).as_deref(), Some("NOTHING_TO_REDRIVE"));
     let items = items(&mut inspector, &job.id).await;
     for (item, offset) in items.iter().zip(["1", "2", "3", "5", "6", "7"]) {
@@ -597,30 +571,25 @@ async fn failing_redrive_is_auto_paused() {
     world.env.put(&later, 0, died(&first[5..])).await;
     let paused = until(&mut inspector, &job.id, &[v1::RedriveState::Paused]).await;
     assert_eq!((paused.done, paused.returned, paused.pending), (10, 5, 30));
-    assert!(
-        paused.auto_pause_reason.contains("5 of 10"),
-        "{}",
-        paused.auto_pause_reason
-    );
+    assert!(paused.auto_pause_reason.contains("5 of 10"), "{paused:?}");
     assert_eq!(world.redriven().len(), 10);
-    let resumed = client(&mut inspector).await.resume_redrive(change(&job.id)).await;
-    assert_ne!(resumed.unwrap().into_inner().state(), v1::RedriveState::Paused);
+    let resumed = resume(&mut inspector, &job.id).await;
+    assert_ne!(resumed.state(), v1::RedriveState::Paused);
     let ended = until(&mut inspector, &job.id, &ENDED).await;
     assert_eq!((ended.done, ended.returned, world.redriven().len()), (40, 5, 40));
     assert_eq!(ended.state(), v1::RedriveState::PartiallySucceeded);
     // More come back after the end.
     let last = &world.redriven()[30..32];
     world.env.put(&world.dlq, 0, died(last)).await;
-    inspector
-        .until_listed(&format!("topic = \"{}\"", world.dlq), 47)
-        .await;
-    inspector.until_listed(&format!("topic = \"{later}\""), 6).await;
+    for (topic, count) in [(&world.dlq, 47), (&later, 6)] {
+        inspector
+            .until_listed(&format!("topic = \"{topic}\""), count)
+            .await;
+    }
     assert_eq!(get(&mut inspector, &job.id).await.unwrap().returned, 7);
     // A list does not count what has come back since the ends of all its jobs.
-    let listed = client(&mut inspector)
-        .await
-        .list_redrives(v1::ListRedrivesRequest::default())
-        .await;
+    let request = v1::ListRedrivesRequest::default();
+    let listed = client(&mut inspector).await.list_redrives(request).await;
     assert_eq!(listed.unwrap().into_inner().redrives[0].returned, 5);
 }
 
@@ -631,7 +600,7 @@ async fn until_waiting(inspector: &mut Inspector, id: &str, count: u32, done: u3
         assert!(found.done <= done, "{found:?}");
         let shown = format!("{count} redriven records still wait");
         let is_shown = found.problem.starts_with(&shown);
-        is_shown.then_some(()).ok_or(format!("{found:?}"))
+        ensure(is_shown, format!("{found:?}"))
     })
     .await;
 }
@@ -660,9 +629,8 @@ async fn waiting_records_hold_a_redrive() {
     let retries = HumanDuration::from_millis(34_711);
     assert_eq!(by_default.observe, Some(to_duration(retries)));
     assert_eq!(by_default.warnings, Vec::<String>::new());
-    let job = planned(&mut inspector, observing(Some(observe(0))))
-        .await
-        .unwrap();
+    let at_once = observing(Some(observe(0)));
+    let job = planned(&mut inspector, at_once).await.unwrap();
     assert!(job.warnings[0].contains("can take"), "{:?}", job.warnings);
     start(&mut inspector, &job.id).await;
     // The first ones are unprocessed.
@@ -679,12 +647,7 @@ async fn waiting_records_hold_a_redrive() {
             value: record.value,
             headers: record.headers,
         };
-        let command = long_wait::wrap(&world.pipeline.name, SystemClock.now(), output);
-        Dead {
-            key: command.key,
-            value: command.value,
-            headers: command.headers,
-        }
+        Dead::from(long_wait::wrap(&world.pipeline.name, SystemClock.now(), output))
     });
     world.env.put(&ingest, 0, commands.collect()).await;
     let worker = world.pipeline.worker_group("");
@@ -716,34 +679,23 @@ async fn cancelled_redrive_keeps_what_was_done() {
     world.put(60).await;
     let mut inspector = world.env.start().await;
     inspector.until_listed("", 60).await;
-    let request = v1::PlanRedriveRequest {
-        rate_per_second: 10,
-        ..plan(v1::RedriveKind::Redrive, "")
-    };
-    let job = planned(&mut inspector, request).await.unwrap();
+    let job = planned(&mut inspector, slowly(10)).await.unwrap();
     start(&mut inspector, &job.id).await;
     world.until_redriven(2).await;
-    let paused = client(&mut inspector).await.pause_redrive(change(&job.id)).await;
-    assert_eq!(paused.unwrap().into_inner().state(), v1::RedriveState::Paused);
+    let paused = pause(&mut inspector, &job.id).await;
+    assert_eq!(paused.state(), v1::RedriveState::Paused);
     // It is paused once two looks, some seconds apart, see the same.
     let done = eventually_async("it is paused", DEADLINE, async || {
         let before = get(&mut inspector, &job.id).await.unwrap().done;
         tokio::time::sleep(Duration::from_secs(2)).await;
         let after = get(&mut inspector, &job.id).await.unwrap().done;
-        if before == after {
-            Ok(after)
-        } else {
-            Err(format!("{before}, {after}"))
-        }
+        ensure(before == after, format!("{before}, {after}")).map(|()| after)
     })
     .await;
     assert!(done < 60);
-    let cancelled = client(&mut inspector).await.cancel_redrive(change(&job.id)).await;
-    let cancelled = cancelled.unwrap().into_inner();
-    assert_eq!(
-        (cancelled.state(), cancelled.done),
-        (v1::RedriveState::Cancelled, done)
-    );
+    let cancelled = cancel(&mut inspector, &job.id).await;
+    let found = (cancelled.state(), cancelled.done);
+    assert_eq!(found, (v1::RedriveState::Cancelled, done));
     assert_eq!(world.redriven().len(), done as usize);
     let refused = client(&mut inspector).await.resume_redrive(change(&job.id)).await;
     assert_eq!(refused.unwrap_err().code(), Code::FailedPrecondition);
@@ -762,9 +714,8 @@ async fn delayed_redrive_skips_what_has_changed() {
     let mut inspector = world.env.start().await;
     inspector.until_listed("", 10).await;
     let mut request = ids_at(&world, 0, 0..4);
-    request
-        .ids
-        .extend([0, 1].map(|offset| format!("{again}/0/{offset}")));
+    let others = [0, 1].map(|offset| format!("{again}/0/{offset}"));
+    request.ids.extend(others);
     let job = planned(&mut inspector, request).await.unwrap();
     // Two of them are deleted, and the other topic is another one with another dead letter.
     delete_records(&world.env.kafka.brokers, &world.dlq, 0, 2);
@@ -781,12 +732,9 @@ async fn delayed_redrive_skips_what_has_changed() {
             start_at: Some(to_timestamp(start_at)),
             ..change(&job.id)
         };
-        let started = client(&mut inspector).await.start_redrive(delayed).await;
-        let started = started.unwrap().into_inner();
-        assert_eq!(
-            (started.state(), started.start_at),
-            (v1::RedriveState::Running, Some(to_timestamp(start_at)))
-        );
+        let started = start_as(&mut inspector, delayed).await;
+        assert_eq!(started.state(), v1::RedriveState::Running);
+        assert_eq!(started.start_at, Some(to_timestamp(start_at)));
     }
     let ended = until(&mut inspector, &job.id, &ENDED).await;
     assert_eq!(
@@ -814,11 +762,7 @@ async fn each_is_redriven_once(name: &str, count: i64, rate: u32, kills: usize) 
     world.put(count).await;
     let mut inspectors = world.start_two().await;
     let total = u32::try_from(count).unwrap();
-    let request = v1::PlanRedriveRequest {
-        rate_per_second: rate,
-        ..plan(v1::RedriveKind::Redrive, "")
-    };
-    let job = planned_of(&mut inspectors[0], &request, total).await;
+    let job = planned_of(&mut inspectors[0], &slowly(rate), total).await;
     start(&mut inspectors[1], &job.id).await;
     let mut reader = TopicReader::new(&world.env.kafka, std::slice::from_ref(&world.due)).unwrap();
     let mut redriven: BTreeMap<Vec<u8>, u32> = BTreeMap::new();
@@ -835,11 +779,7 @@ async fn each_is_redriven_once(name: &str, count: i64, rate: u32, kills: usize) 
         let wanted = usize::try_from(count).unwrap() * kill / (kills + 2);
         eventually_async("more records are redriven", DEADLINE * 3, async || {
             let seen = read_more(&mut redriven)?;
-            if seen >= wanted {
-                Ok(())
-            } else {
-                Err(format!("{seen} of {wanted}"))
-            }
+            ensure(seen >= wanted, format!("{seen} of {wanted}"))
         })
         .await;
         // Probably the leader: the other takes over, or it comes back first.
@@ -869,11 +809,8 @@ async fn each_is_redriven_once(name: &str, count: i64, rate: u32, kills: usize) 
         let items = items(&mut inspectors[1], &job.id).await;
         let is_done = |item: &&v1::RedriveItem| item.outcome() == v1::RedriveOutcome::Done;
         let done = items.iter().filter(is_done).count();
-        if done == usize::try_from(count).unwrap() {
-            Ok(items)
-        } else {
-            Err(format!("{done} of {}", items.len()))
-        }
+        let holds = done == usize::try_from(count).unwrap();
+        ensure(holds, format!("{done} of {}", items.len())).map(|()| items)
     })
     .await;
     let reported: BTreeSet<Position> = items.iter().map(written).collect();
@@ -902,11 +839,7 @@ async fn frozen_inspector_writes_nothing_after_takeover() {
     world.env.base.set("kafka.session_timeout", "6s");
     world.put(COUNT.into()).await;
     let mut inspectors = world.start_two().await;
-    let request = v1::PlanRedriveRequest {
-        rate_per_second: 50,
-        ..plan(v1::RedriveKind::Redrive, "")
-    };
-    let job = planned_of(&mut inspectors[0], &request, COUNT.into()).await;
+    let job = planned_of(&mut inspectors[0], &slowly(50), COUNT.into()).await;
     start(&mut inspectors[0], &job.id).await;
     world.until_redriven(50).await;
     let executes = |inspector: &Inspector| inspector.process.output().contains(EXECUTES);
@@ -941,34 +874,24 @@ async fn redrives_need_scopes_and_hide_topics() {
     world.put(2).await;
     let foreign = world.dead(9, Some(b"v"), Headers::new());
     world.env.put(&other, 0, vec![foreign]).await;
+    let read = "dead-letters:read".to_owned();
+    let operate = format!("dead-letters:operate:{}", world.dlq);
     let scopes = [
         ("all", vec!["dead-letters:*".to_owned()]),
         (
             "viewer",
-            vec![
-                format!("dead-letters:read:{}", world.dlq),
-                format!("dead-letters:operate:{}", world.dlq),
-            ],
+            vec![format!("dead-letters:read:{}", world.dlq), operate.clone()],
         ),
         ("stranger", vec!["dead-letters:*:other-*".to_owned()]),
-        ("reader", vec!["dead-letters:read".to_owned()]),
+        ("reader", vec![read.clone()]),
         // Not for the destination.
-        (
-            "half",
-            vec![
-                "dead-letters:read".to_owned(),
-                format!("dead-letters:operate:{}", world.dlq),
-            ],
-        ),
+        ("half", vec![read.clone(), operate]),
         (
             "operator",
-            vec![
-                "dead-letters:read".to_owned(),
-                format!("dead-letters:operate:{}*", world.pipeline.name),
-            ],
+            vec![read, format!("dead-letters:operate:{}*", world.pipeline.name)],
         ),
     ];
-    let tokens = world.set_tokens(scopes);
+    let tokens = world.env.set_tokens(scopes);
     let mut inspector = world.env.start().await;
     let channel = inspector.channel().await;
     let client = |name: &str| {
@@ -983,11 +906,7 @@ async fn redrives_need_scopes_and_hide_topics() {
     let by_filter = eventually_async("the plan", DEADLINE, async || {
         let job = client("all").plan_redrive(by_filter.clone()).await;
         let job = job.map_err(|status| status.to_string())?.into_inner();
-        if job.total == 2 {
-            Ok(job)
-        } else {
-            Err(job.total.to_string())
-        }
+        ensure(job.total == 2, job.total.to_string()).map(|()| job)
     })
     .await;
     assert!(
@@ -996,19 +915,15 @@ async fn redrives_need_scopes_and_hide_topics() {
     );
     let mut by_ids = ids_at(&world, 0, 0..1);
     by_ids.ids.push(format!("{other}/0/5"));
-    let by_ids = client("all").plan_redrive(by_ids).await.unwrap().into_inner();
+    let by_ids = changed(async || client("all").plan_redrive(by_ids.clone()).await).await;
     assert_eq!(by_ids.refused[0].sample, format!("{other}/0/5"));
 
     let hidden = [&*legacy, &*other];
     let shows = |text: &str| hidden.into_iter().find(|topic| text.contains(topic));
     for job in [&by_filter, &by_ids] {
         let request = v1::GetRedriveRequest { id: job.id.clone() };
-        let seen = client("all")
-            .get_redrive(request.clone())
-            .await
-            .unwrap()
-            .into_inner();
-        assert_eq!(seen.filter, job.filter);
+        let seen = client("all").get_redrive(request.clone()).await.unwrap();
+        assert_eq!(seen.into_inner().filter, job.filter);
         let seen = client("viewer").get_redrive(request).await.unwrap().into_inner();
         let text = format!("{seen:?}");
         assert_eq!(shows(&text), None, "{text}");
@@ -1045,11 +960,7 @@ async fn redrives_need_scopes_and_hide_topics() {
     assert_eq!(shows(&text), None, "{text}");
     // Who sees it and may not do it is told so.
     let of_dlq = || plan(v1::RedriveKind::Redrive, &format!("topic = '{}'", world.dlq));
-    let job = client("operator")
-        .plan_redrive(of_dlq())
-        .await
-        .unwrap()
-        .into_inner();
+    let job = changed(async || client("operator").plan_redrive(of_dlq()).await).await;
     let code = |refused: Result<Response<v1::Redrive>, Status>| refused.unwrap_err().code();
     for (name, expected) in [
         ("reader", Code::PermissionDenied),
@@ -1060,16 +971,10 @@ async fn redrives_need_scopes_and_hide_topics() {
         if name != "stranger" {
             assert_eq!(code(client.plan_redrive(of_dlq()).await), expected, "{name}");
         }
-        assert_eq!(
-            code(client.start_redrive(change(&job.id)).await),
-            expected,
-            "{name}"
-        );
-        assert_eq!(
-            code(client.cancel_redrive(change(&job.id)).await),
-            expected,
-            "{name}"
-        );
+        let started = client.start_redrive(change(&job.id)).await;
+        assert_eq!(code(started), expected, "{name}");
+        let cancelled = client.cancel_redrive(change(&job.id)).await;
+        assert_eq!(code(cancelled), expected, "{name}");
         let request = v1::GetRedriveRequest { id: job.id.clone() };
         let seen = client.get_redrive(request).await;
         assert_eq!(seen.is_ok(), name != "stranger", "{name}: {seen:?}");
@@ -1079,22 +984,18 @@ async fn redrives_need_scopes_and_hide_topics() {
         kind: v1::RedriveKind::Discard.into(),
         ..of_dlq()
     };
-    assert!(client("half").plan_redrive(discard).await.is_ok());
+    changed(async || client("half").plan_redrive(discard.clone()).await).await;
     assert_eq!(world.redriven().len(), 0);
     // Once it is done, neither do its items say where the records are.
     world.env.recreate_topic(&legacy.as_str().into(), 1).await;
-    assert!(client("all").start_redrive(change(&by_filter.id)).await.is_ok());
+    changed(async || client("all").start_redrive(change(&by_filter.id)).await).await;
     eventually_async("the end of the job", DEADLINE * 3, async || {
         let request = v1::GetRedriveRequest {
             id: by_filter.id.clone(),
         };
         let job = client("all").get_redrive(request).await;
         let job = job.map_err(|status| status.to_string())?.into_inner();
-        if ENDED.contains(&job.state()) {
-            Ok(())
-        } else {
-            Err(format!("{job:?}"))
-        }
+        ensure(ENDED.contains(&job.state()), format!("{job:?}"))
     })
     .await;
     let items = async |name: &str| {
@@ -1143,11 +1044,8 @@ async fn denied_topics_hold_only_their_jobs() {
     let closed = eventually_async("the warning", DEADLINE, async || {
         let job = planned(&mut inspector, ids_at(&world, 0, 0..5)).await.unwrap();
         let mut warnings = job.warnings.iter();
-        if warnings.any(|warning| warning.contains("(Write)") && warning.contains(&*world.due)) {
-            Ok(job)
-        } else {
-            Err(format!("{:?}", job.warnings))
-        }
+        let holds = warnings.any(|warning| warning.contains("(Write)") && warning.contains(&*world.due));
+        ensure(holds, format!("{:?}", job.warnings)).map(|()| job)
     })
     .await;
     let to_open = v1::PlanRedriveRequest {
@@ -1178,15 +1076,11 @@ async fn denied_topics_hold_only_their_jobs() {
     start(&mut inspector, &cancelled.id).await;
     eventually_async("the reason", DEADLINE * 2, async || {
         let job = get(&mut inspector, &cancelled.id).await.unwrap();
-        if job.problem.contains(ledger) && job.pending == 5 {
-            Ok(())
-        } else {
-            Err(format!("{job:?}\n{}", inspector.process.output()))
-        }
+        let holds = job.problem.contains(ledger) && job.pending == 5;
+        ensure(holds, format!("{job:?}\n{}", inspector.process.output()))
     })
     .await;
-    let change = change(&cancelled.id);
-    client(&mut inspector).await.cancel_redrive(change).await.unwrap();
+    cancel(&mut inspector, &cancelled.id).await;
     allow_again(&kafka, "Write", &[&world.due, ledger]);
     let ended = done(&mut inspector, retry_of(&closed.id)).await;
     assert_eq!(
@@ -1236,14 +1130,8 @@ async fn twin_instances_go_on_answering() {
     ];
     eventually_async("one of them gives way", DEADLINE * 3, async || {
         let outputs = twins.each_ref().map(|twin| twin.process.output());
-        if outputs
-            .iter()
-            .any(|output| output.contains("instance name is in use"))
-        {
-            Ok(())
-        } else {
-            Err(outputs.concat())
-        }
+        let gives_way = |output: &String| output.contains("instance name is in use");
+        ensure(outputs.iter().any(gives_way), outputs.concat())
     })
     .await;
     for twin in &mut twins {

@@ -8,7 +8,7 @@ use redeliver_core::Headers;
 use redeliver_kafka::reader::TopicReader;
 use redeliver_proto::{Message as _, v1};
 use redeliver_testkit::{
-    ChaosPermit, LocalKafka, chaos_random, eventually, eventually_async, sleep_up_to, until_in_sync,
+    ChaosPermit, LocalKafka, chaos_random, ensure, eventually, eventually_async, sleep_up_to, until_in_sync,
 };
 use tonic::Status;
 
@@ -71,11 +71,7 @@ impl Watched {
             // Fails while a broker is away.
             self.read()?;
             let seen = self.times.len();
-            if seen >= wanted {
-                Ok(())
-            } else {
-                Err(seen.to_string())
-            }
+            ensure(seen >= wanted, seen.to_string())
         })
         .await;
     }
@@ -98,10 +94,8 @@ impl Watched {
     ) {
         eventually_async("the job is changed", DEADLINE, async || {
             let job = self.look(inspectors, index).await;
-            match job.map_err(|status| status.to_string())? {
-                job if is_expected(&job) => Ok(()),
-                job => Err(format!("{job:?}")),
-            }
+            let job = job.map_err(|status| status.to_string())?;
+            ensure(is_expected(&job), format!("{job:?}"))
         })
         .await;
     }

@@ -5,17 +5,17 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
+use redeliver_proto::auth::SendToken;
 use redeliver_proto::v1;
-use redeliver_proto::v1::dead_letter_service_client::DeadLetterServiceClient;
 use redeliver_proto::v1::watch_dead_letters_response::Event;
-use redeliver_testkit::eventually_async;
+use redeliver_testkit::{ensure, eventually_async};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::task::JoinSet;
 use tokio::time::timeout;
-use tonic::transport::{Channel, Endpoint};
+use tonic::transport::Endpoint;
 use tonic::{Status, Streaming};
 
-use crate::support::{Client, DEADLINE, Dead, Inspector, InspectorEnv, dead};
+use crate::support::{Client, DEADLINE, Dead, Inspector, InspectorEnv, dead, get_stats, list_groups};
 
 const CLASSES: [&str; 2] = ["permanent", "expired"];
 
@@ -55,7 +55,7 @@ impl Balancer {
     /// A client with a connection of its own, which goes to the next server.
     async fn client(&self) -> Client {
         let endpoint = Endpoint::from_shared(format!("http://{}", self.address)).unwrap();
-        DeadLetterServiceClient::new(endpoint.connect().await.unwrap())
+        Client::with_interceptor(endpoint.connect().await.unwrap(), SendToken::default())
     }
 }
 
@@ -127,15 +127,12 @@ impl Replicas {
     /// A page of a list, by the replica whose turn it is.
     async fn page(&self, request: &v1::ListDeadLettersRequest) -> v1::ListDeadLettersResponse {
         let mut client = self.balancer.client().await;
-        client
-            .list_dead_letters(request.clone())
-            .await
-            .unwrap()
-            .into_inner()
+        let page = client.list_dead_letters(request.clone()).await;
+        page.unwrap().into_inner()
     }
 
     /// Each replica is asked itself.
-    async fn clients(&mut self) -> Vec<DeadLetterServiceClient<Channel>> {
+    async fn clients(&mut self) -> Vec<Client> {
         let mut clients = Vec::new();
         for inspector in &mut self.running {
             clients.push(inspector.client().await);
@@ -182,11 +179,7 @@ async fn replicas_agree_after_a_lost_index() {
         for client in &mut *clients {
             answers.push(counts(client).await);
         }
-        if answers[0] == answers[1] {
-            Ok(answers.swap_remove(0))
-        } else {
-            Err(format!("{answers:#?}"))
-        }
+        ensure(answers[0] == answers[1], format!("{answers:#?}")).map(|()| answers.swap_remove(0))
     })
     .await;
     assert_eq!((stats.topics[0].total, stats.topics[0].open), (120, Some(120)));
@@ -194,17 +187,14 @@ async fn replicas_agree_after_a_lost_index() {
 }
 
 /// What a replica counts, without what depends on the time of the call.
-async fn counts(client: &mut DeadLetterServiceClient<Channel>) -> (v1::DeadLetterStats, Vec<v1::Group>) {
-    let request = v1::GetDeadLetterStatsRequest::default();
-    let mut stats = client.get_dead_letter_stats(request).await.unwrap().into_inner();
+async fn counts(client: &mut Client) -> (v1::DeadLetterStats, Vec<v1::Group>) {
+    let mut stats = get_stats(client, "").await;
     stats.completeness = None;
     for topic in &mut stats.topics {
         topic.until_removal = None;
         (topic.last_minute, topic.last_hour) = (0, 0);
     }
-    let request = v1::ListGroupsRequest::default();
-    let groups = client.list_groups(request).await.unwrap().into_inner();
-    let mut groups = groups.groups;
+    let mut groups = list_groups(client, "").await.groups;
     for group in &mut groups {
         group.trend.clear();
     }
@@ -291,15 +281,13 @@ async fn watch_continues_at_another_replica() {
     replicas.replace(0).await;
     for (round, name) in (1..).zip(["second", "third", "fourth"]) {
         replicas.put(name, 20).await;
-        all.resume(&mut replicas.balancer.client().await, 80 + round * 20)
-            .await;
-        new.resume(&mut replicas.balancer.client().await, 10 + round * 10)
-            .await;
-        // Again to the same replicas, and in the next round to the other ones.
-        all.resume(&mut replicas.balancer.client().await, 80 + round * 20)
-            .await;
-        new.resume(&mut replicas.balancer.client().await, 10 + round * 10)
-            .await;
+        // The second time to the same replicas, and in the next round to the other ones.
+        for _ in 0..2 {
+            let mut client = replicas.balancer.client().await;
+            all.resume(&mut client, 80 + round * 20).await;
+            let mut client = replicas.balancer.client().await;
+            new.resume(&mut client, 10 + round * 10).await;
+        }
         drop(replicas.balancer.client().await);
     }
 }

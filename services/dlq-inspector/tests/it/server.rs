@@ -2,16 +2,13 @@
 
 use futures::StreamExt as _;
 use redeliver_proto::auth::SendToken;
-use redeliver_proto::error::reason;
 use redeliver_proto::v1;
 use redeliver_proto::v1::access_service_client::AccessServiceClient;
-use redeliver_proto::v1::dead_letter_service_client::DeadLetterServiceClient;
-use redeliver_service::identity::new_token;
 use tonic::Code;
 use tonic_health::pb::health_check_response::ServingStatus;
 use tonic_reflection::pb::{v1 as reflection_v1, v1alpha as reflection_v1alpha};
 
-use crate::support::{InspectorEnv, dead};
+use crate::support::{Client, InspectorEnv, assert_refused, dead, get_page};
 
 macro_rules! reflected {
     ($channel:expr, $pb:ident) => {{
@@ -57,16 +54,8 @@ async fn calls_require_token_with_scope() {
     std::fs::write(&file, "s3cret\n").unwrap();
     env.base
         .set("dlq_inspector.token_file", &file.display().to_string());
-    let tokens = env.base.directory().join("tokens");
-    let (reader, other) = (new_token().unwrap(), new_token().unwrap());
-    let text = format!(
-        "tokens:\n  - {{ name: reader, sha256: {}, scopes: ['dead-letters:read'] }}\n  - {{ name: other, sha256: {}, \
-         scopes: ['jobs:*'] }}\n",
-        reader.sha256, other.sha256
-    );
-    std::fs::write(&tokens, text).unwrap();
-    env.base
-        .set("dlq_inspector.auth.tokens_file", &tokens.display().to_string());
+    let scopes = [("reader", "dead-letters:read"), ("other", "jobs:*")];
+    let tokens = env.set_tokens(scopes.map(|(name, scope)| (name, vec![scope.to_owned()])));
     let topic = env.create_topic("a", 1).await;
     env.put(&topic, 0, vec![dead("k", "v", &[])]).await;
     let mut inspector = env.start().await;
@@ -99,11 +88,11 @@ async fn calls_require_token_with_scope() {
         (Some("wrong"), None, Some((Code::Unauthenticated, "TOKEN_WRONG"))),
         // Has no scope for dead letters.
         (
-            Some(&*other.token),
+            Some(&*tokens["other"].token),
             Some("jobs:*"),
             Some((Code::PermissionDenied, "PERMISSION_DENIED")),
         ),
-        (Some(&*reader.token), Some("dead-letters:read"), None),
+        (Some(&*tokens["reader"].token), Some("dead-letters:read"), None),
         (Some("s3cret"), Some("*"), None),
     ] {
         let interceptor = SendToken::new(token).unwrap();
@@ -112,21 +101,18 @@ async fn calls_require_token_with_scope() {
         let access = access.get_access(v1::GetAccessRequest {}).await;
         let scopes = access.ok().map(|access| access.into_inner().scopes);
         assert_eq!(scopes, scope.map(|scope| vec![scope.to_owned()]));
-        let mut client = DeadLetterServiceClient::with_interceptor(inspector.channel().await, interceptor);
-        let listed = client
-            .list_dead_letters(v1::ListDeadLettersRequest::default())
-            .await;
-        let watched = client
-            .watch_dead_letters(v1::WatchDeadLettersRequest::default())
-            .await;
+        let mut client = Client::with_interceptor(inspector.channel().await, interceptor);
+        let listed = get_page(&mut client, "").await;
+        let watched = v1::WatchDeadLettersRequest::default();
+        let watched = client.watch_dead_letters(watched).await;
         match expected {
             None => {
-                assert_eq!(listed.unwrap().into_inner().dead_letters.len(), 1);
+                assert_eq!(listed.unwrap().dead_letters.len(), 1);
                 assert!(watched.is_ok());
             }
             Some((code, why)) => {
                 for refused in [listed.unwrap_err(), watched.unwrap_err()] {
-                    assert_eq!((refused.code(), reason(&refused).as_deref()), (code, Some(why)));
+                    assert_refused(&refused, code, why);
                 }
             }
         }

@@ -9,28 +9,37 @@
 //! let listed = inspector.list("error_class = permanent").await;
 //! ```
 
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use redeliver_core::{Clock as _, Headers, HumanDuration, Output, Position, SystemClock};
+use redeliver_core::{Clock as _, Headers, HumanDuration, Output, Position, Record, SystemClock};
 use redeliver_kafka::KafkaSettings;
 use redeliver_kafka::producer::Producer;
 use redeliver_kafka::topology::{self, Cleanup, Role, TopicSpec, TopologySpec};
 use redeliver_kafka::transaction::Transactions;
+use redeliver_proto::auth::SendToken;
 use redeliver_proto::convert::from_timestamp;
 use redeliver_proto::v1::dead_letter_service_client::DeadLetterServiceClient;
-use redeliver_proto::{Message as _, v1};
-use redeliver_testkit::{EnvBuilder, ServiceProcess, TestEnv, brokers, eventually, eventually_async, unique};
-use tonic::Status;
+use redeliver_proto::{Message as _, error, v1};
+use redeliver_service::identity::{NewToken, new_token};
+use redeliver_testkit::{
+    EnvBuilder, ServiceProcess, TestEnv, brokers, ensure, eventually, eventually_async, unique,
+};
+use serde_json::json;
+use tonic::service::interceptor::InterceptedService;
 use tonic::transport::Channel;
+use tonic::{Code, Response, Status, Streaming};
 use tonic_health::pb::health_client::HealthClient;
 use tonic_health::pb::{HealthCheckRequest, health_check_response::ServingStatus};
 
 pub(crate) use redeliver_testkit::DEADLINE;
 
-pub(crate) type Client = DeadLetterServiceClient<Channel>;
+/// A connection with which the token of a caller, or none, is sent.
+pub(crate) type Sending = InterceptedService<Channel, SendToken>;
+pub(crate) type Client = DeadLetterServiceClient<Sending>;
 
 /// The dead-letter topics of one test, and the configuration of inspectors that read them.
 pub(crate) struct InspectorEnv {
@@ -51,6 +60,26 @@ pub(crate) struct Dead {
     pub(crate) headers: Headers,
 }
 
+impl From<Record> for Dead {
+    fn from(record: Record) -> Self {
+        Self {
+            key: record.key,
+            value: record.value,
+            headers: record.headers,
+        }
+    }
+}
+
+impl From<Output> for Dead {
+    fn from(output: Output) -> Self {
+        Self {
+            key: output.key,
+            value: output.value,
+            headers: output.headers,
+        }
+    }
+}
+
 /// A dead letter with text headers.
 pub(crate) fn dead(key: &str, value: impl Into<Bytes>, headers: &[(&str, &str)]) -> Dead {
     let headers = headers
@@ -61,6 +90,71 @@ pub(crate) fn dead(key: &str, value: impl Into<Bytes>, headers: &[(&str, &str)])
         value: Some(value.into()),
         headers: headers.collect(),
     }
+}
+
+pub(crate) async fn get_page(
+    client: &mut Client,
+    filter: &str,
+) -> Result<v1::ListDeadLettersResponse, Status> {
+    let request = v1::ListDeadLettersRequest {
+        filter: filter.to_owned(),
+        ..v1::ListDeadLettersRequest::default()
+    };
+    let page = client.list_dead_letters(request).await;
+    page.map(Response::into_inner)
+}
+
+pub(crate) async fn get_letter(client: &mut Client, id: &str) -> Result<v1::DeadLetter, Status> {
+    let request = v1::GetDeadLetterRequest { id: id.to_owned() };
+    let letter = client.get_dead_letter(request).await;
+    letter.map(Response::into_inner)
+}
+
+pub(crate) async fn get_payload(client: &mut Client, id: &str) -> Result<Vec<u8>, Status> {
+    let request = v1::ReadPayloadRequest { id: id.to_owned() };
+    let mut chunks = client.read_payload(request).await?.into_inner();
+    let mut value = Vec::new();
+    while let Some(chunk) = chunks.message().await? {
+        value.extend(chunk.chunk);
+    }
+    Ok(value)
+}
+
+pub(crate) async fn get_stats(client: &mut Client, filter: &str) -> v1::DeadLetterStats {
+    let request = v1::GetDeadLetterStatsRequest {
+        filter: filter.to_owned(),
+        ..v1::GetDeadLetterStatsRequest::default()
+    };
+    client.get_dead_letter_stats(request).await.unwrap().into_inner()
+}
+
+pub(crate) async fn get_group(client: &mut Client, id: &str) -> Result<v1::Group, Status> {
+    let request = v1::GetGroupRequest { id: id.to_owned() };
+    client.get_group(request).await.map(Response::into_inner)
+}
+
+pub(crate) async fn list_groups(client: &mut Client, filter: &str) -> v1::ListGroupsResponse {
+    let request = v1::ListGroupsRequest {
+        filter: filter.to_owned(),
+        ..v1::ListGroupsRequest::default()
+    };
+    client.list_groups(request).await.unwrap().into_inner()
+}
+
+/// Watches dead letters that match and come from now on.
+pub(crate) async fn watch_new(client: &mut Client, filter: &str) -> Streaming<v1::WatchDeadLettersResponse> {
+    let request = v1::WatchDeadLettersRequest {
+        filter: filter.to_owned(),
+        only_new: true,
+        ..v1::WatchDeadLettersRequest::default()
+    };
+    client.watch_dead_letters(request).await.unwrap().into_inner()
+}
+
+#[track_caller]
+pub(crate) fn assert_refused(status: &Status, code: Code, why: &str) {
+    let found = (status.code(), error::reason(status).unwrap_or_default());
+    assert_eq!(found, (code, why.to_owned()), "{status:?}");
 }
 
 impl InspectorEnv {
@@ -192,6 +286,24 @@ impl InspectorEnv {
             .set("dlq_inspector.data_dir", &directory.display().to_string());
     }
 
+    /// Tokens for callers with these names and scopes, which inspectors accept that start afterwards.
+    pub(crate) fn set_tokens<'n>(
+        &mut self,
+        callers: impl IntoIterator<Item = (&'n str, Vec<String>)>,
+    ) -> BTreeMap<&'n str, NewToken> {
+        let (mut tokens, mut entries) = (BTreeMap::new(), Vec::new());
+        for (name, scopes) in callers {
+            let token = new_token().unwrap();
+            entries.push(json!({ "name": name, "sha256": token.sha256.to_string(), "scopes": scopes }));
+            tokens.insert(name, token);
+        }
+        let file = self.base.directory().join("tokens");
+        std::fs::write(&file, json!({ "tokens": entries }).to_string()).unwrap();
+        self.base
+            .set("dlq_inspector.auth.tokens_file", &file.display().to_string());
+        tokens
+    }
+
     /// Starts an inspector without waiting for it. Its instance has the name of its directory: several inspectors need different ones.
     pub(crate) fn spawn(&self) -> Inspector {
         Inspector {
@@ -230,10 +342,8 @@ impl Inspector {
     pub(crate) async fn until_jobs_read(&mut self) {
         let process = &mut self.process;
         eventually_async("the jobs are read", DEADLINE, async || {
-            match process.metric("redeliver_dlq_redrives_readable") {
-                1 => Ok(()),
-                other => Err(other),
-            }
+            let readable = process.metric("redeliver_dlq_redrives_readable");
+            ensure(readable == 1, readable)
         })
         .await;
     }
@@ -245,7 +355,9 @@ impl Inspector {
     }
 
     pub(crate) async fn client(&mut self) -> Client {
-        DeadLetterServiceClient::new(self.channel().await).max_decoding_message_size(64 << 20)
+        let channel = self.channel().await;
+        DeadLetterServiceClient::with_interceptor(channel, SendToken::default())
+            .max_decoding_message_size(64 << 20)
     }
 
     /// The health of the server and of its service.
@@ -266,11 +378,8 @@ impl Inspector {
         let serving = [Some(ServingStatus::Serving); 2];
         eventually_async("the inspector serves", DEADLINE, async || {
             let health = self.health().await.map(Result::ok);
-            if health == serving {
-                Ok(())
-            } else {
-                Err(format!("{health:?}\n{}", self.process.output()))
-            }
+            let holds = health == serving;
+            ensure(holds, format!("{health:?}\n{}", self.process.output()))
         })
         .await;
     }
@@ -292,11 +401,7 @@ impl Inspector {
     pub(crate) async fn until_listed(&mut self, filter: &str, count: usize) -> Vec<v1::DeadLetter> {
         eventually_async("the expected number of dead letters", DEADLINE, async || {
             let listed = self.list(filter).await;
-            if listed.len() == count {
-                Ok(listed)
-            } else {
-                Err(format!("{} of {count}", listed.len()))
-            }
+            ensure(listed.len() == count, format!("{} of {count}", listed.len())).map(|()| listed)
         })
         .await
     }
@@ -306,14 +411,10 @@ impl Inspector {
         let later = SystemClock.now().after(time);
         let mut client = self.client().await;
         eventually_async("a later survey", DEADLINE, async || {
-            let stats = client.get_dead_letter_stats(v1::GetDeadLetterStatsRequest::default());
-            let completeness = stats.await.unwrap().into_inner().completeness.unwrap();
+            let completeness = get_stats(&mut client, "").await.completeness.unwrap();
             let as_of = completeness.as_of.as_ref().and_then(from_timestamp);
-            if completeness.complete && as_of.is_some_and(|as_of| as_of > later) {
-                Ok(())
-            } else {
-                Err(format!("{completeness:?}"))
-            }
+            let holds = completeness.complete && as_of.is_some_and(|as_of| as_of > later);
+            ensure(holds, format!("{completeness:?}"))
         })
         .await;
     }

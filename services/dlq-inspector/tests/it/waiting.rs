@@ -9,13 +9,13 @@ use redeliver_proto::error::reason;
 use redeliver_proto::v1;
 use redeliver_proto::v1::find_records_request::By;
 use redeliver_proto::v1::waiting_service_client::WaitingServiceClient;
-use redeliver_testkit::eventually_async;
+use redeliver_testkit::{ensure, eventually_async};
 use tonic::service::interceptor::InterceptedService;
 use tonic::transport::Channel;
 use tonic::{Code, Status, Streaming};
 
 use crate::access::Callers;
-use crate::support::{DEADLINE, Dead, dead};
+use crate::support::{DEADLINE, Dead, assert_refused, dead};
 
 type Client = WaitingServiceClient<InterceptedService<Channel, SendToken>>;
 
@@ -73,7 +73,11 @@ async fn listed(client: &mut Client, pipeline: &str) -> Result<v1::WaitingRecord
         limit: 10,
         ..v1::ListWaitingRequest::default()
     };
-    let messages = all(client.list_waiting(request).await).await?;
+    page(client, &request).await
+}
+
+async fn page(client: &mut Client, request: &v1::ListWaitingRequest) -> Result<v1::WaitingRecords, Status> {
+    let messages = all(client.list_waiting(request.clone()).await).await?;
     match messages.last().and_then(|message| message.event.clone()) {
         Some(v1::list_waiting_response::Event::Records(records)) => Ok(records),
         other => panic!("{other:?}"),
@@ -107,11 +111,7 @@ async fn traced(client: &mut Client, topic: &str) -> Result<Vec<v1::TraceRecordR
 #[track_caller]
 fn is_denied<T: std::fmt::Debug>(result: Result<T, Status>) {
     let status = result.unwrap_err();
-    let refusal = (status.code(), reason(&status));
-    assert_eq!(
-        refusal,
-        (Code::PermissionDenied, Some("PERMISSION_DENIED".to_owned()))
-    );
+    assert_refused(&status, Code::PermissionDenied, "PERMISSION_DENIED");
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -119,9 +119,7 @@ async fn list_continues_beyond_first_page() {
     const RECORDS: usize = 1_205;
     let scopes: [(&str, &[&str]); 1] = [("all", &["dead-letters:*"])];
     let mut callers = Callers::without_dead_letters("waiting-pages", &scopes).await;
-    let pipeline = callers.topics[0].strip_suffix("-dlq").unwrap().to_owned();
-    let key = format!("pipelines.{pipeline}.retry");
-    callers.env.base.set(&key, "{ tiers: [2h] }");
+    let pipeline = callers.set_pipeline(0);
     let tier: Arc<str> = format!("{pipeline}-retry-2h").into();
     callers.env.recreate_topic(&tier, 1).await;
     let records = (0..RECORDS).map(|offset| waiting_after(offset % 7, &pipeline, offset));
@@ -133,11 +131,7 @@ async fn list_continues_beyond_first_page() {
     request.set_order(v1::WaitingOrder::Attempts);
     for limit in [1_000, 150, 55] {
         request.limit = limit;
-        let messages = all(client.list_waiting(request.clone()).await).await.unwrap();
-        let Some(v1::list_waiting_response::Event::Records(page)) = messages.last().unwrap().event.clone()
-        else {
-            panic!("{messages:?}")
-        };
+        let page = page(&mut client, &request).await.unwrap();
         assert_eq!(
             (page.records.len(), page.matching),
             (usize::try_from(limit).unwrap(), RECORDS as u64)
@@ -156,16 +150,12 @@ async fn list_continues_beyond_first_page() {
 
     // A token belongs to a filter and an order.
     request.limit = 1;
-    let messages = all(client.list_waiting(request.clone()).await).await.unwrap();
-    let Some(v1::list_waiting_response::Event::Records(page)) = messages.last().unwrap().event.clone() else {
-        panic!("{messages:?}")
-    };
-    request.page_token = page.next_page_token;
+    request.page_token = page(&mut client, &request).await.unwrap().next_page_token;
     request.set_order(v1::WaitingOrder::Age);
-    let refused = all(client.list_waiting(request.clone()).await).await.unwrap_err();
+    let refused = page(&mut client, &request).await.unwrap_err();
     assert_eq!(reason(&refused).as_deref(), Some("TOKEN_OF_ANOTHER_QUESTION"));
     request.order = 9;
-    let refused = all(client.list_waiting(request).await).await.unwrap_err();
+    let refused = page(&mut client, &request).await.unwrap_err();
     assert!(refused.message().starts_with("order: must be 0"), "{refused:?}");
 }
 
@@ -177,16 +167,8 @@ async fn scope_for_letters_shows_waiting_records() {
         ("jobs", &["jobs:read"]),
     ];
     let mut callers = Callers::without_dead_letters("waiting", &scopes).await;
-    let pipelines: Vec<String> = callers
-        .topics
-        .iter()
-        .map(|topic| topic.strip_suffix("-dlq").unwrap().to_owned())
-        .collect();
+    let pipelines = [0, 1].map(|topic| callers.set_pipeline(topic));
     let (orders, people) = (&*pipelines[0], &*pipelines[1]);
-    for pipeline in [orders, people] {
-        let key = format!("pipelines.{pipeline}.retry");
-        callers.env.base.set(&key, "{ tiers: [2h] }");
-    }
     let rules = r#"[{"topics": ["*-dlq"], "messages": ["[0-9]+"]}]"#;
     callers.env.base.set("dlq_inspector.masking", rules);
     for pipeline in [orders, people] {
@@ -252,22 +234,12 @@ async fn scope_for_letters_shows_waiting_records() {
     );
     let status = listed(&mut everything, "nothing").await.unwrap_err();
     assert_eq!(reason(&status).as_deref(), Some("PIPELINE_UNKNOWN"));
-    for (field, filter) in [
-        (
-            "place",
-            v1::WaitingFilter {
-                place: "soon".to_owned(),
-                ..v1::WaitingFilter::default()
-            },
-        ),
-        (
-            "error_class",
-            v1::WaitingFilter {
-                error_class: "bad".to_owned(),
-                ..v1::WaitingFilter::default()
-            },
-        ),
-    ] {
+    let filter = |place: &str, error_class: &str| v1::WaitingFilter {
+        place: place.to_owned(),
+        error_class: error_class.to_owned(),
+        ..v1::WaitingFilter::default()
+    };
+    for (field, filter) in [("place", filter("soon", "")), ("error_class", filter("", "bad"))] {
         let status = counted(&mut everything, filter).await.unwrap_err();
         assert_eq!(reason(&status).as_deref(), Some("FILTER_INVALID"));
         assert!(status.message().starts_with(field), "{status:?}");
@@ -337,17 +309,11 @@ async fn found_record_tells_where_it_is() {
         ("metadata", &["dead-letters:read"]),
     ];
     let mut callers = Callers::without_dead_letters("find", &scopes).await;
-    let [orders_dlq, people_dlq] = callers.topics.clone();
-    let [orders, people] = [&orders_dlq, &people_dlq].map(|topic| topic.strip_suffix("-dlq").unwrap());
+    let pipelines = [0, 1].map(|topic| callers.set_pipeline(topic));
+    let (orders, people) = (&*pipelines[0], &*pipelines[1]);
     let output: Arc<str> = format!("{orders}-out").into();
-    for pipeline in [orders, people] {
-        let key = format!("pipelines.{pipeline}.retry");
-        callers.env.base.set(&key, "{ tiers: [2h] }");
-    }
-    callers
-        .env
-        .base
-        .set(&format!("pipelines.{orders}.output"), &output);
+    let key = format!("pipelines.{orders}.output");
+    callers.env.base.set(&key, &output);
     let rules = r#"[{"topics": ["*-people-dlq"], "key": true}]"#;
     callers.env.base.set("dlq_inspector.masking", rules);
     let tier = |pipeline: &str| Arc::<str>::from(format!("{pipeline}-retry-2h"));
@@ -367,7 +333,7 @@ async fn found_record_tells_where_it_is() {
         callers.env.put(&topic, 0, records).await;
     }
     let letter = in_orders("dead", r#"{"id": 7, "v": "a"}"#, "3");
-    callers.env.put(&orders_dlq, 0, letter).await;
+    callers.env.put(&callers.topics[0], 0, letter).await;
     let mut inspector = callers.env.start().await;
     let channel = inspector.channel().await;
 
@@ -382,15 +348,10 @@ async fn found_record_tells_where_it_is() {
     let of_people = place("waits", "2h", 9);
     let by_header = || By::Header(named("tenant", SECRET));
     eventually_async("the dead letter is indexed", DEADLINE, async || {
-        let mut client = client.clone();
-        let found = found(&mut client, "", By::Key("dead".to_owned()), false)
-            .await
-            .unwrap();
-        if places(&found) == BTreeSet::from([dead.clone()]) {
-            Ok(())
-        } else {
-            Err(format!("{found:?}"))
-        }
+        let by = By::Key("dead".to_owned());
+        let found = found(&mut client.clone(), "", by, false).await.unwrap();
+        let holds = places(&found) == BTreeSet::from([dead.clone()]);
+        ensure(holds, format!("{found:?}"))
     })
     .await;
     for (by, expected) in [

@@ -5,19 +5,17 @@ use std::time::Duration;
 use redeliver_core::{Clock as _, Output, SystemClock};
 use redeliver_kafka::producer::Producer;
 use redeliver_proto::auth::SendToken;
-use redeliver_proto::error::reason;
 use redeliver_proto::v1;
-use redeliver_proto::v1::dead_letter_service_client::DeadLetterServiceClient;
 use redeliver_proto::v1::watch_dead_letters_response::Event;
 use redeliver_service::identity::{NewToken, new_token};
-use redeliver_testkit::eventually_async;
 use redeliver_testkit::jwt::{Issuer, jwks};
 use redeliver_testkit::kafka_request::create_partitions;
+use redeliver_testkit::{ensure, eventually_async};
 use serde_json::json;
 use tokio::time::timeout;
 use tonic::{Code, Status, Streaming};
 
-use crate::support::{Client, DEADLINE, Dead, InspectorEnv, dead};
+use crate::support::{Client, DEADLINE, Dead, InspectorEnv, assert_refused, dead};
 
 type Stream = Streaming<v1::WatchDeadLettersResponse>;
 
@@ -88,10 +86,7 @@ async fn watch_sends_old_then_new_letters() {
     // Watches end with the inspector, and their tokens survive its restart.
     inspector.process.process().terminate();
     let status = next(&mut new).await.unwrap_err();
-    assert_eq!(
-        (status.code(), reason(&status).as_deref()),
-        (Code::Unavailable, Some("SHUTTING_DOWN"))
-    );
+    assert_refused(&status, Code::Unavailable, "SHUTTING_DOWN");
     drop((all, new));
     assert_eq!(inspector.process.wait(DEADLINE).code(), Some(0));
     env.put(&topic, 0, numbered("c", 1, "permanent")).await;
@@ -107,10 +102,7 @@ async fn watch_sends_old_then_new_letters() {
         ..v1::WatchDeadLettersRequest::default()
     };
     let refused = client.watch_dead_letters(request).await.unwrap_err();
-    assert_eq!(
-        (refused.code(), reason(&refused).as_deref()),
-        (Code::InvalidArgument, Some("TOKEN_OF_ANOTHER_QUESTION"))
-    );
+    assert_refused(&refused, Code::InvalidArgument, "TOKEN_OF_ANOTHER_QUESTION");
 
     // An added partition begins at its start.
     create_partitions(&env.kafka.brokers, &topic, 2);
@@ -197,11 +189,7 @@ async fn slow_watchers_are_bounded_and_resume() {
     redeliver_testkit::eventually("the watches have ended", Duration::from_secs(180), || {
         most = most.max(inspector.process.process().rss_kib());
         let metrics = inspector.metrics();
-        if metrics.contains("redeliver_dlq_watchers 0\n") {
-            Ok(())
-        } else {
-            Err(metrics)
-        }
+        ensure(metrics.contains("redeliver_dlq_watchers 0\n"), metrics)
     });
     assert!(most < 600 << 10, "{most} KiB");
     let mut stream = streams.swap_remove(0);
@@ -218,10 +206,7 @@ async fn slow_watchers_are_bounded_and_resume() {
             Err(status) => break status,
         }
     };
-    assert_eq!(
-        (status.code(), reason(&status).as_deref()),
-        (Code::ResourceExhausted, Some("WATCHER_TOO_SLOW"))
-    );
+    assert_refused(&status, Code::ResourceExhausted, "WATCHER_TOO_SLOW");
     assert!(seen.len() < LETTERS, "all {} fit into the buffers", seen.len());
     let resumed = v1::WatchDeadLettersRequest {
         resume_token: token,
@@ -245,12 +230,12 @@ fn tokens_file(entries: &[(&str, &NewToken, &str)]) -> String {
 }
 
 /// The status with which a stream ends; heartbeats may come first.
-async fn end_of(stream: &mut Streaming<v1::WatchDeadLettersResponse>) -> (Code, Option<String>) {
+async fn end_of(stream: &mut Stream) -> Status {
     loop {
         match timeout(DEADLINE, stream.message()).await.expect("the end") {
             Ok(Some(message)) => assert!(!matches!(message.event, Some(Event::DeadLetter(_)))),
             Ok(None) => panic!("the stream ended without a status"),
-            Err(status) => return (status.code(), reason(&status)),
+            Err(status) => return status,
         }
     }
 }
@@ -266,14 +251,12 @@ async fn watch_ends_with_its_token() {
     };
     let [revoked, limited, kept] = [0; 3].map(|_| new_token().unwrap());
     let read = "dead-letters:read";
-    write(
-        "tokens",
-        &tokens_file(&[
-            ("revoked", &revoked, read),
-            ("limited", &limited, read),
-            ("kept", &kept, read),
-        ]),
-    );
+    let all = [
+        ("revoked", &revoked, read),
+        ("limited", &limited, read),
+        ("kept", &kept, read),
+    ];
+    write("tokens", &tokens_file(&all));
     let issuer = Issuer::new("k1").unwrap();
     write("jwks", &jwks(&[&issuer]));
     let path = |name: &str| directory.join(name).display().to_string();
@@ -292,29 +275,25 @@ async fn watch_ends_with_its_token() {
     let mut streams = Vec::new();
     for token in [&revoked.token, &limited.token, &kept.token, &jwt] {
         let interceptor = SendToken::new(Some(token)).unwrap();
-        let mut client = DeadLetterServiceClient::with_interceptor(inspector.channel().await, interceptor);
+        let mut client = Client::with_interceptor(inspector.channel().await, interceptor);
         let watched = client.watch_dead_letters(v1::WatchDeadLettersRequest::default());
         streams.push(watched.await.unwrap().into_inner());
     }
     let [revoked_stream, limited_stream, kept_stream, jwt_stream] = &mut streams[..] else {
         panic!("four streams");
     };
-    let why = |reason: &str| Some(reason.to_owned());
-    assert_eq!(
-        end_of(jwt_stream).await,
-        (Code::Unauthenticated, why("TOKEN_EXPIRED"))
+    assert_refused(&end_of(jwt_stream).await, Code::Unauthenticated, "TOKEN_EXPIRED");
+    let fewer = [("limited", &limited, "jobs:read"), ("kept", &kept, read)];
+    write("tokens", &tokens_file(&fewer));
+    assert_refused(
+        &end_of(revoked_stream).await,
+        Code::Unauthenticated,
+        "TOKEN_WRONG",
     );
-    write(
-        "tokens",
-        &tokens_file(&[("limited", &limited, "jobs:read"), ("kept", &kept, read)]),
-    );
-    assert_eq!(
-        end_of(revoked_stream).await,
-        (Code::Unauthenticated, why("TOKEN_WRONG"))
-    );
-    assert_eq!(
-        end_of(limited_stream).await,
-        (Code::PermissionDenied, why("PERMISSION_DENIED"))
+    assert_refused(
+        &end_of(limited_stream).await,
+        Code::PermissionDenied,
+        "PERMISSION_DENIED",
     );
     // The others go on.
     env.put(&topic, 0, vec![dead("k", "v", &[])]).await;
@@ -325,14 +304,9 @@ async fn watch_ends_with_its_token() {
         }
     }
     // A watch does not go on with the topics that its caller saw before.
-    write(
-        "tokens",
-        &tokens_file(&[("kept", &kept, "dead-letters:read:other-*")]),
-    );
-    assert_eq!(
-        end_of(kept_stream).await,
-        (Code::Unavailable, why("SCOPES_CHANGED"))
-    );
+    let others = [("kept", &kept, "dead-letters:read:other-*")];
+    write("tokens", &tokens_file(&others));
+    assert_refused(&end_of(kept_stream).await, Code::Unavailable, "SCOPES_CHANGED");
     let refused = |reason: &str| format!(r#"redeliver_api_requests_refused_total{{reason="{reason}"}}"#);
     for reason in ["token_expired", "token_wrong", "permission_denied"] {
         assert_eq!(inspector.process.metric(&refused(reason)), 1, "{reason}");

@@ -6,7 +6,7 @@ use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use redeliver_core::{Clock as _, SystemClock};
 use redeliver_proto::v1;
-use redeliver_testkit::{FakeEndpoint, Reply, Request, eventually};
+use redeliver_testkit::{FakeEndpoint, Reply, Request, ensure, eventually};
 use ring::hmac;
 use serde_json::Value;
 
@@ -65,10 +65,8 @@ impl Webhooks {
         let is_of = |sent: &Sent| sent.body["type"] == *kind && sent.body["data"]["topic"] == topic;
         eventually(&format!("{problems} of {kind}"), DEADLINE, || {
             self.sent.extend(self.requests.try_iter());
-            match self.sent.iter().filter(|sent| is_of(sent)).count() {
-                count if count == 2 * problems => Ok(()),
-                count => Err(count),
-            }
+            let count = self.sent.iter().filter(|sent| is_of(sent)).count();
+            ensure(count == 2 * problems, count)
         });
         assert!(self.sent.iter().all(|sent| sent.is_signed));
         self.sent.iter().filter(|sent| is_of(sent)).collect()

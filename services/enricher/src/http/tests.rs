@@ -15,7 +15,7 @@ use redeliver_core::headers::{Origin, TraceContext};
 use redeliver_core::{Headers, Position, Record, SystemClock, Timestamp};
 use redeliver_testkit::eventually::eventually_async;
 use redeliver_testkit::scratch::Scratch;
-use redeliver_testkit::{FakeEndpoint, Reply};
+use redeliver_testkit::{FakeEndpoint, Reply, ensure};
 use tower::ServiceExt as _;
 
 use self::certificates::Authority;
@@ -785,11 +785,7 @@ async fn followed_files_need_no_refusal() {
     }
     rotation.write("newest");
     let used_newest = eventually_async("the file is used", Duration::from_secs(60), async || {
-        if used() == "newest" {
-            Ok(())
-        } else {
-            Err("the previous header is used")
-        }
+        ensure(used() == "newest", "the previous header is used")
     });
     tokio::select! {
         () = used_newest => {}

@@ -4,8 +4,6 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::time::Duration;
 
-use redeliver_testkit::{DEADLINE, eventually};
-
 use crate::support::{LakeEnv, objects};
 
 const ROWS: &str = "redeliver_lake_rows_total";
@@ -45,10 +43,7 @@ async fn objects_of_a_day_stay_bounded() {
         for _ in 0..COMMITS_PER_HOUR {
             let before = lake.metric(ROWS);
             env.put(&tier, 2).await;
-            eventually("the rows are committed", DEADLINE, || match lake.metric(ROWS) {
-                now if now >= before + 2 => Ok(()),
-                now => Err(now),
-            });
+            lake.until_metric(ROWS, |now| now >= before + 2);
         }
         env.age(HOUR);
         env.maintain("attempts");

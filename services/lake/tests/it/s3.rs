@@ -5,7 +5,7 @@ use std::process::Command;
 use std::time::Duration;
 
 use redeliver_testkit::languages::python;
-use redeliver_testkit::{DEADLINE, Process, ServiceProcess, chaos_random, eventually, sleep_up_to};
+use redeliver_testkit::{DEADLINE, Process, ServiceProcess, chaos_random, ensure, eventually, sleep_up_to};
 
 use crate::support::{LakeEnv, numbers};
 
@@ -78,10 +78,6 @@ async fn failing_store_loses_and_duplicates_nothing() {
         let is_complete = expected
             .iter()
             .all(|(table, count)| numbers(&check, table).first() == Some(count));
-        if check.code == Some(0) && is_complete {
-            Ok(())
-        } else {
-            Err(format!("{check:?}"))
-        }
+        ensure(check.code == Some(0) && is_complete, format!("{check:?}"))
     });
 }

@@ -18,7 +18,9 @@ use redeliver_kafka::survey::Surveyor;
 use redeliver_kafka::topology::{self, Cleanup, Role, TopicSpec, TopologySpec};
 use redeliver_kafka::transaction::Transactions;
 use redeliver_proto::{Message as _, v1};
-use redeliver_testkit::{CommandOutput, DEADLINE, EnvBuilder, ServiceProcess, TestEnv, eventually, unique};
+use redeliver_testkit::{
+    CommandOutput, DEADLINE, EnvBuilder, ServiceProcess, TestEnv, eventually, unique, until_seen,
+};
 use tokio::runtime::Handle;
 
 /// A row, or a record: topic, partition and offset.
@@ -301,11 +303,9 @@ impl LakeEnv {
 
     /// Waits until a table has so many rows of a topic.
     pub(crate) fn until_rows(&self, table: &'static str, topic: &Arc<str>, count: usize) {
-        eventually("all rows are in the table", DEADLINE, || {
-            match self.keys(table, std::slice::from_ref(topic)).len() {
-                found if found == count => Ok(()),
-                found => Err(format!("{found} rows of {topic} in {table}")),
-            }
+        let found = || self.keys(table, std::slice::from_ref(topic)).len();
+        until_seen(&format!("all rows of {topic} are in {table}"), found, |&found| {
+            found == count
         });
     }
 

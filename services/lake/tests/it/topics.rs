@@ -5,7 +5,7 @@ use std::sync::Arc;
 use redeliver_core::headers::PROCESS_AFTER;
 use redeliver_core::{Headers, Output};
 use redeliver_testkit::kafka_request::{configure_topic, create_partitions, delete_records, delete_topic};
-use redeliver_testkit::{DEADLINE, acls, eventually};
+use redeliver_testkit::{DEADLINE, acls, ensure, eventually};
 
 use crate::support::LakeEnv;
 
@@ -40,11 +40,7 @@ async fn deleted_records_are_in_gaps() {
     let expected = ["dead_letters", "outcomes"].map(|table| ((table.to_owned(), "expired".to_owned()), 2));
     eventually("the missing records are in gaps", DEADLINE, || {
         let gaps = env.gaps();
-        if gaps == expected.clone().into() {
-            Ok(())
-        } else {
-            Err(format!("{gaps:?}"))
-        }
+        ensure(gaps == expected.clone().into(), format!("{gaps:?}"))
     });
     env.until_rows("dead_letters", &dead, 14);
     let checked = env.base.run("redeliver-lake", &["check"]);
@@ -113,10 +109,8 @@ async fn hundred_topics_share_commits() {
     let expected = env.records(&topics);
     let found = eventually("all rows are in the table", DEADLINE, || {
         let found = env.keys("dead_letters", &topics);
-        match found.len() >= expected.len() {
-            true => Ok(found),
-            false => Err(format!("{} of {} rows", found.len(), expected.len())),
-        }
+        let holds = found.len() >= expected.len();
+        ensure(holds, format!("{} of {} rows", found.len(), expected.len())).map(|()| found)
     });
     assert_eq!(found, expected);
 }
@@ -134,13 +128,7 @@ async fn recreated_topic_is_another_one() {
     env.create_topic(&dead).await;
     env.put(&dead, 10).await;
     // The positions of the earlier topic do not count, also where they are within the new one.
-    eventually("the rows of both topics are in the table", DEADLINE, || match env
-        .keys("dead_letters", std::slice::from_ref(&dead))
-        .len()
-    {
-        18 => Ok(()),
-        count => Err(format!("{count}: {}", lake.output())),
-    });
+    env.until_rows("dead_letters", &dead, 18);
     let mut keys = env.keys("dead_letters", std::slice::from_ref(&dead));
     keys.dedup();
     assert_eq!(keys.len(), 10);
@@ -157,21 +145,11 @@ async fn hidden_topic_stops_no_other_table() {
     let mut lake = env.spawn("a");
     lake.until_ready();
     env.put(&out, 4).await;
-    eventually("its records are in memory", DEADLINE, || {
-        match lake.metric("redeliver_lake_buffered_bytes") {
-            0 => Err("nothing"),
-            _ => Ok(()),
-        }
-    });
+    lake.until_metric("redeliver_lake_buffered_bytes", |bytes| bytes > 0);
     acls::hide(env.base.brokers(), &out).unwrap();
     env.put(&dead, 4).await;
     // It comes after `outcomes`, which has records of both topics.
-    eventually("the other table is complete", DEADLINE, || {
-        match env.keys("dead_letters", std::slice::from_ref(&dead)).len() {
-            4 => Ok(()),
-            count => Err(format!("{count}: {}", lake.output())),
-        }
-    });
+    env.until_rows("dead_letters", &dead, 4);
     lake.until_not_ready(&out);
     acls::show(env.base.brokers(), &out).unwrap();
     env.until_complete();

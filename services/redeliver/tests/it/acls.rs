@@ -7,7 +7,7 @@ use redeliver_testkit::acls::ONLY_GRANTED;
 use redeliver_testkit::certificates::Authority;
 use redeliver_testkit::kafka_tools::{KAFKA_ACLS, KAFKA_CONFIGS, run_script};
 use redeliver_testkit::scratch::Scratch;
-use redeliver_testkit::{LocalKafka, eventually};
+use redeliver_testkit::{LocalKafka, ensure, eventually};
 
 use crate::services::path;
 use crate::support::{DEADLINE, PLAN, PipeBuilder, SERVICES, records, words};
@@ -145,10 +145,6 @@ fn programs_work_with_rendered_permissions_only() {
     eventually("the id of another program is denied", DEADLINE, || {
         let all = denied_to(&kafka.process().output());
         let is_denied = |line: &String| line.starts_with("enricher ") && line.contains(&expected);
-        if all.iter().any(is_denied) {
-            Ok(())
-        } else {
-            Err(format!("{all:#?}"))
-        }
+        ensure(all.iter().any(is_denied), format!("{all:#?}"))
     });
 }

@@ -7,7 +7,7 @@ use redeliver_core::headers::RETRY_COUNT;
 use redeliver_kafka::KafkaSettings;
 use redeliver_kafka::reader::TopicReader;
 use redeliver_testkit::languages::run;
-use redeliver_testkit::{EnvBuilder, Process, TestEnv, binary, eventually, free_port, redis_url};
+use redeliver_testkit::{EnvBuilder, Process, TestEnv, binary, ensure, eventually, free_port, redis_url};
 use serde_json::Value;
 
 use crate::docs::repository;
@@ -97,11 +97,7 @@ fn three_applications_end_as_documented() {
     ] {
         eventually(&topic, DEADLINE, || {
             let ends = ends(&env, &topic);
-            if ends == expected {
-                Ok(())
-            } else {
-                Err(format!("{ends:?}"))
-            }
+            ensure(ends == expected, format!("{ends:?}"))
         });
     }
     eventually("everything is shown", DEADLINE, || {
@@ -112,6 +108,6 @@ fn three_applications_end_as_documented() {
         let is_shown = ["sms ", "call ", "payment ", "http.422", "  clean: "]
             .iter()
             .all(|text| printed.contains(text));
-        is_shown.then_some(()).ok_or(printed)
+        ensure(is_shown, printed)
     });
 }

@@ -3,7 +3,9 @@
 use std::net::SocketAddr;
 
 use redeliver_core::Record;
-use redeliver_testkit::{ChaosPermit, Fate, Reply, Request, ServiceProcess, Trouble, eventually, http};
+use redeliver_testkit::{
+    ChaosPermit, Fate, Reply, Request, ServiceProcess, Trouble, ensure, eventually, http, until_seen,
+};
 
 use crate::chaos::load::under_load;
 use crate::support::{DEADLINE, Draft, Pipe, PipeBuilder, Sent, records};
@@ -13,12 +15,7 @@ const PROBES: u64 = 2;
 
 #[track_caller]
 fn until_breaker_is_open(enricher: &mut ServiceProcess, expected: u64) {
-    eventually("the breaker changes", DEADLINE, || {
-        match enricher.metric("redeliver_worker_breaker_open") {
-            open if open == expected => Ok(()),
-            open => Err(open),
-        }
-    });
+    enricher.until_metric("redeliver_worker_breaker_open", |open| open == expected);
 }
 
 /// Waits until this many more attempts have failed.
@@ -26,12 +23,7 @@ fn until_breaker_is_open(enricher: &mut ServiceProcess, expected: u64) {
 fn until_probed(enricher: &mut ServiceProcess, probes: u64) {
     const FORGOTTEN: &str = "redeliver_worker_forgotten_total";
     let goal = enricher.metric(FORGOTTEN) + probes;
-    eventually("the endpoint is probed", DEADLINE, || {
-        match enricher.metric(FORGOTTEN) {
-            forgotten if forgotten >= goal => Ok(()),
-            forgotten => Err(format!("{forgotten} of {goal}")),
-        }
-    });
+    enricher.until_metric(FORGOTTEN, |forgotten| forgotten >= goal);
 }
 
 /// How an endpoint fails.
@@ -76,11 +68,7 @@ fn breaker_once(enricher: &mut ServiceProcess, pipe: &Pipe, state: &str) -> serd
         assert_eq!(status, 200, "{body}");
         let report: serde_json::Value = serde_json::from_str(&body).unwrap();
         let breaker = &report["breakers"][pipe.name()];
-        if breaker["state"] == state {
-            Ok(breaker.clone())
-        } else {
-            Err(body)
-        }
+        ensure(breaker["state"] == state, body).map(|()| breaker.clone())
     })
 }
 
@@ -161,11 +149,8 @@ fn console_shows_open_breaker() {
             let shown = pipeline.split("<span>Breaker ").nth(1).unwrap_or_default();
             let shown = shown.split("</li>").next().unwrap_or_default();
             let is_shown = [&pipeline, &now].map(|page| page.contains(&problem) && page.contains("http.503"));
-            if shown.contains(&state) && is_shown == [is_problem; 2] {
-                Ok(())
-            } else {
-                Err(format!("{shown}, {is_shown:?}"))
-            }
+            let holds = shown.contains(&state) && is_shown == [is_problem; 2];
+            ensure(holds, format!("{shown}, {is_shown:?}"))
         });
     };
     until("closed", false);
@@ -257,18 +242,11 @@ fn revoked_records_leave_an_open_breaker() {
     let mut first = pipe.enricher("a");
     let sent = pipe.produce(records(400));
     let in_flight = |enricher: &mut ServiceProcess| enricher.metric("redeliver_worker_in_flight");
-    eventually("all records are in memory", DEADLINE, || {
-        match in_flight(&mut first) {
-            400 => Ok(()),
-            other => Err(other),
-        }
-    });
+    until_seen("in memory", || in_flight(&mut first), |&other| other == 400);
     let mut second = pipe.enricher("b");
-    eventually("each record is in memory once", DEADLINE, || {
-        match (in_flight(&mut first), in_flight(&mut second)) {
-            (first, second) if second > 0 && first + second == 400 => Ok(()),
-            (first, second) => Err(format!("{first} and {second}")),
-        }
+    let both = || (in_flight(&mut first), in_flight(&mut second));
+    until_seen("each record is in memory once", both, |(first, second)| {
+        *second > 0 && first + second == 400
     });
     // Otherwise, a record that has just failed could get its own failure, because others succeed.
     until_breaker_is_open(&mut second, 1);

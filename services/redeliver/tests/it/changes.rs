@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::process::Command;
 
-use redeliver_testkit::{CommandOutput, Process, Reply, ServiceProcess, binary, eventually, run};
+use redeliver_testkit::{CommandOutput, Process, Reply, ServiceProcess, binary, ensure, eventually, run};
 use serde_json::{Value, json};
 
 use crate::polyglot::the_python;
@@ -90,7 +90,7 @@ impl World {
         eventually("actions are known", DEADLINE, || {
             let asked = world.cli(OPERATOR, &["waiting", "actions", "none"]);
             let is_known = !asked.stderr.contains("(UNAVAILABLE)");
-            is_known.then_some(()).ok_or(asked.stderr)
+            ensure(is_known, asked.stderr)
         });
         world
     }

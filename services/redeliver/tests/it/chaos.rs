@@ -278,9 +278,7 @@ fn rolling_restart_loses_and_duplicates_nothing() {
         }
         for member in pairs.as_flattened_mut() {
             sleep_up_to(&mut random, Duration::from_millis(300));
-            member.shut_down();
-            member.start_again();
-            member.until_ready();
+            member.restart();
         }
         load.until_ended(50);
         for pair in &mut pairs {

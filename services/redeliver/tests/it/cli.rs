@@ -4,7 +4,7 @@ use std::io::{BufRead as _, BufReader, Write as _};
 use std::process::Stdio;
 
 use redeliver_core::JobId;
-use redeliver_testkit::{Process, eventually};
+use redeliver_testkit::{Process, ensure, eventually};
 use serde_json::{Value, json};
 
 use crate::services::{APP, Services, id, path};
@@ -50,11 +50,7 @@ fn jobs_are_managed_by_commands() {
     let again = eventually("the scheduler knows its cluster", DEADLINE, || {
         let again = services.pipe.redeliver(&words(&schedule));
         let is_named = again.stderr.starts_with("cluster ");
-        if is_named {
-            Ok(again)
-        } else {
-            Err(format!("{again:?}"))
-        }
+        ensure(is_named, format!("{again:?}")).map(|()| again)
     });
     assert_eq!((again.code, again.stdout.trim_end()), (Some(0), id.as_str()));
     let said = again.stderr.lines().nth(1).unwrap();
@@ -330,11 +326,7 @@ fn dead_letters_are_listed_and_watched() {
     let newest_first = [second.clone(), first.clone()];
     eventually("both dead letters are listed", DEADLINE, || {
         let found = ids(&[]);
-        if found == newest_first {
-            Ok(())
-        } else {
-            Err(format!("{found:?}"))
-        }
+        ensure(found == newest_first, format!("{found:?}"))
     });
     assert_eq!(ids(&["--oldest-first"]), [first.clone(), second.clone()]);
     assert_eq!(ids(&["--filter", "error_class = \"transient\""]), [""; 0]);
@@ -360,11 +352,8 @@ fn dead_letters_are_listed_and_watched() {
             .pipe
             .redeliver(&["dlq", "ls", "--require-complete", "-o", "json"]);
         let value: Value = serde_json::from_str(&listed.stdout).unwrap();
-        if listed.code == Some(0) && value["completeness"]["complete"] == json!(true) {
-            Ok(())
-        } else {
-            Err(format!("{listed:?}"))
-        }
+        let holds = listed.code == Some(0) && value["completeness"]["complete"] == json!(true);
+        ensure(holds, format!("{listed:?}"))
     });
     let wrong = services.fails(1, &["dlq", "ls", "--filter", "eror_class = 1"]);
     assert!(

@@ -13,7 +13,7 @@ use redeliver_runtime::health::Health;
 use redeliver_runtime::listen::Listener;
 use redeliver_runtime::tasks::TaskError;
 use redeliver_service::{Host, topics};
-use redeliver_testkit::eventually;
+use redeliver_testkit::{ensure, eventually, until_seen};
 use tokio::runtime::Runtime;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
@@ -63,7 +63,7 @@ impl Running {
         };
         eventually("the service is ready", DEADLINE, || {
             let report = running.health.report();
-            report.ready.then_some(()).ok_or(format!("{report:?}"))
+            ensure(report.ready, format!("{report:?}"))
         });
         running
     }
@@ -73,7 +73,7 @@ impl Running {
         eventually("the readiness follows the clock", DEADLINE, || {
             let state = self.health.report().parts["clock"].clone();
             let is_so = state.starts_with(expected);
-            is_so.then_some(()).ok_or(state)
+            ensure(is_so, state)
         });
     }
 
@@ -114,10 +114,7 @@ fn released(pipe: &Pipe) -> Vec<Record> {
 
 #[track_caller]
 fn until_released(pipe: &Pipe, count: usize) -> Vec<Record> {
-    eventually("records are released", DEADLINE, || match released(pipe) {
-        records if records.len() >= count => Ok(records),
-        records => Err(format!("{} of {count}", records.len())),
-    })
+    until_seen("released", || released(pipe), |all| all.len() >= count)
 }
 
 #[test]
@@ -132,12 +129,8 @@ fn undone_step_releases_no_record_early() {
     let malformed = Draft::new("key", "malformed");
     pipe.produce_to(&pipe.first_tier(), vec![waiting(&pipe, due), malformed]);
     let dead_letters = [pipe.pipeline.dead_letter_topic()];
-    eventually("the malformed record is a dead letter", DEADLINE, || {
-        match pipe.read(&dead_letters).len() {
-            1 => Ok(()),
-            count => Err(count),
-        }
-    });
+    let dead = || pipe.read(&dead_letters).len();
+    until_seen("the malformed record", dead, |&count| count == 1);
     assert!(released(&pipe).is_empty());
     running.clock.set_error(0);
     running.until_clock_is("ready");

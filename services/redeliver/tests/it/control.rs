@@ -8,7 +8,9 @@ use std::sync::Arc;
 use redeliver_core::headers::PROCESS_AFTER;
 use redeliver_core::{Clock, SystemClock, Timestamp};
 use redeliver_testkit::kafka_request::delete_topic;
-use redeliver_testkit::{CommandOutput, Reply, Request, ServiceProcess, eventually, unique_delays};
+use redeliver_testkit::{
+    CommandOutput, Reply, Request, ServiceProcess, ensure, eventually, unique_delays, until_seen,
+};
 use serde_json::{Value, json};
 
 use crate::retries::{drafts, header};
@@ -47,20 +49,25 @@ impl<'p> Cli<'p> {
         };
         eventually("the inspector has read the controls", DEADLINE, || {
             let printed = cli.run(&["controls"]);
-            (printed.code == Some(0)).then_some(()).ok_or(printed.stderr)
+            ensure(printed.code == Some(0), printed.stderr)
         });
         cli
     }
 
     fn run(&self, arguments: &[&str]) -> CommandOutput {
+        self.pipe.redeliver(&self.with_server(arguments))
+    }
+
+    fn with_server<'a>(&'a self, arguments: &[&'a str]) -> Vec<&'a str> {
         let server = ["--server", &self.server, "-o", "json"];
-        self.pipe.redeliver(&[arguments, &server[..]].concat())
+        [arguments, &server[..]].concat()
     }
 
     /// Changes something, and returns what applies then.
     #[track_caller]
     pub(crate) fn change(&self, arguments: &[&str]) -> Value {
-        let printed = self.run(&[arguments, &["--reason", "test"]].concat());
+        let arguments = [arguments, &["--reason", "test"]].concat();
+        let printed = self.pipe.until_taken(&self.with_server(&arguments));
         assert_eq!(printed.code, Some(0), "{printed:?}");
         let mut json: Value = serde_json::from_str(&printed.stdout).unwrap();
         json["effective"].take()
@@ -90,9 +97,7 @@ fn until_all_are_due(pipe: &Pipe) {
         .unwrap();
     eventually("everything is due", DEADLINE, || {
         let now = SystemClock.now();
-        (now > last)
-            .then_some(())
-            .ok_or_else(|| format!("{now}, due at {last}"))
+        ensure(now > last, format!("{now}, due at {last}"))
     });
 }
 
@@ -135,12 +140,7 @@ fn pauses_survive_restarts_of_everything() {
     // The tiers of a paused pipeline go on.
     let cli = Cli::new(&pipe, &mut inspector);
     cli.change(&["resume", &tier]);
-    eventually("the tier has released everything", DEADLINE, || {
-        match released(&pipe) {
-            50 => Ok(()),
-            other => Err(other.to_string()),
-        }
-    });
+    until_seen("released", || released(&pipe), |&other| other == 50);
     assert_eq!(pipe.endpoint.calls(), calls);
     cli.change(&["resume", &pipeline]);
     let report = pipe.settle(&sent, DEADLINE).report;
@@ -170,10 +170,7 @@ fn check_release(count: usize, per_second: &str) {
     let late = pipe.produce(drafts("late", 20));
     for _ in 0..3 {
         let before = released(&pipe);
-        eventually("more is released", DEADLINE, || match released(&pipe) {
-            now if now > before || now >= count => Ok(()),
-            now => Err(now.to_string()),
-        });
+        until_seen("released", || released(&pipe), |&n| n > before || n >= count);
         relay.kill_9();
         relay.start_again();
     }
@@ -241,13 +238,10 @@ fn pipeline_rate_survives_restarts() {
             // The second one may be the retry of the first one.
             let ended = pipe.read(&pipe.end_topics()).len() as u64;
             let is_reached = (calls, waiting + ended) == (starts, RECORDS as u64);
-            is_reached
-                .then_some(())
-                .ok_or_else(|| format!("{calls} calls, {waiting} waiting, {ended} ended"))
+            let holds = is_reached;
+            ensure(holds, format!("{calls} calls, {waiting} waiting, {ended} ended"))
         });
-        enricher.kill_9();
-        enricher.start_again();
-        enricher.until_ready();
+        enricher.kill_and_restart();
     }
     assert_eq!(
         cli.change(&["rate", &pipeline, "configured"]),
@@ -287,12 +281,8 @@ fn whole_tier_is_limited_and_released() {
     let topics = [pipe.pipeline.due_topic(), other_pipeline.due_topic()];
     let until = |what: &str, topics: &[Arc<str>], expected: &dyn Fn(usize) -> bool| {
         for topic in topics {
-            eventually(what, DEADLINE, || {
-                match pipe.read(std::slice::from_ref(topic)).len() {
-                    count if expected(count) => Ok(()),
-                    count => Err(format!("{count} in {topic}")),
-                }
-            });
+            let count = || pipe.read(std::slice::from_ref(topic)).len();
+            until_seen(what, count, |&count| expected(count));
         }
     };
     pipe.produce(drafts("own", RECORDS));

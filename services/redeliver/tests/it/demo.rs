@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use std::process::Stdio;
 
 use redeliver_core::JobId;
-use redeliver_testkit::{Process, binary, eventually, http, run};
+use redeliver_testkit::{Process, binary, ensure, eventually, http, run};
 use serde_json::Value;
 
 use crate::support::DEADLINE;
@@ -80,11 +80,7 @@ fn commands_work(demo: &mut Process, config: &str, json: &dyn Fn(&[&str]) -> Val
         let stats = json(&["waiting", "stats"]);
         let listed = json(&["waiting", "ls"]);
         let waits = listed.to_string().contains("docs-retry-") && stats.to_string().contains("http.500");
-        if waits {
-            Ok(())
-        } else {
-            Err(format!("{stats} {listed}"))
-        }
+        ensure(waits, format!("{stats} {listed}"))
     });
     // Offsets are committed after the transaction here.
     eventually("nothing is lost or doubled", DEADLINE, || {
@@ -115,11 +111,7 @@ fn commands_work(demo: &mut Process, config: &str, json: &dyn Fn(&[&str]) -> Val
     demo.wait_for_output(" redriven", DEADLINE);
     eventually("the redriven record is in the output", DEADLINE, || {
         let traced = json(&["trace", &letter]);
-        if traced[0]["outcome"] == "succeeded" {
-            Ok(())
-        } else {
-            Err(traced)
-        }
+        ensure(traced[0]["outcome"] == "succeeded", traced)
     });
     cli(&["release", "tier/docs/30s", "--reason", "test"], config);
     let entries = cli(&["dlq", "audit"], config);
@@ -177,11 +169,7 @@ fn demonstration_shows_all_services() {
     eventually("the job is dispatched", DEADLINE, || {
         let job = json(&["jobs", "get", id]);
         assert_eq!((&job["id"], &job["app"]), (&id.into(), &"docs".into()));
-        if job["state"] == "dispatched" {
-            Ok(())
-        } else {
-            Err(job)
-        }
+        ensure(job["state"] == "dispatched", job)
     });
 
     // Every kind of event is printed; records that fail first end last.

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use redeliver_core::{Clock as _, SystemClock};
-use redeliver_testkit::{CommandOutput, Reply, Request, ServiceProcess, eventually};
+use redeliver_testkit::{CommandOutput, Reply, Request, ServiceProcess, ensure, eventually};
 use serde_json::Value;
 
 use crate::support::{DEADLINE, Draft, Pipe, PipeBuilder, records, words};
@@ -44,7 +44,8 @@ impl Cli {
 
     fn dlq(&self, arguments: &[&str]) -> CommandOutput {
         let server = ["--server", &self.server, "-o", "json"];
-        self.pipe.redeliver(&[&["dlq"], arguments, &server[..]].concat())
+        self.pipe
+            .until_taken(&[&["dlq"], arguments, &server[..]].concat())
     }
 
     /// The JSON that a command prints with this exit status.
@@ -272,7 +273,7 @@ fn redriven_record_gets_new_max_age() {
     let dead = SystemClock.now();
     eventually("the records are older than max_age", DEADLINE, || {
         let now = SystemClock.now();
-        (now > dead.after(max_age)).then_some(()).ok_or(now)
+        ensure(now > dead.after(max_age), now)
     });
     works.store(true, Ordering::SeqCst);
     let redriven = cli.json(0, &words("redrive --all --yes --all-at-once --observe 0s"));

@@ -6,7 +6,7 @@ use std::process::Command;
 
 use redeliver_testkit::certificates::Authority;
 use redeliver_testkit::languages::run;
-use redeliver_testkit::{ServiceProcess, eventually};
+use redeliver_testkit::{ServiceProcess, ensure, eventually};
 
 use crate::services::{APP, Services, path};
 use crate::support::{DEADLINE, Draft};
@@ -153,11 +153,7 @@ fn docs_list_exactly_exported_metrics() {
         }
         let page = with_tables(&metrics);
         let missing: Vec<_> = names(WATCH).difference(&names(&page)).cloned().collect();
-        if missing.is_empty() {
-            Ok(page)
-        } else {
-            Err(format!("{missing:?}"))
-        }
+        ensure(missing.is_empty(), format!("{missing:?}")).map(|()| page)
     });
     let observe = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../deploy/observe");
     let lake = directory.join("metrics-lake");

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use redeliver_core::headers::{ERROR_CODE, ERROR_MESSAGE, ERROR_RESPONSE};
 use redeliver_testkit::scratch::Scratch;
-use redeliver_testkit::{Plan, Reply, eventually};
+use redeliver_testkit::{Plan, Reply, eventually, until_seen};
 
 use crate::services::path;
 use crate::support::{DEADLINE, Draft, PipeBuilder, SERVICES, records, text};
@@ -204,11 +204,9 @@ fn no_process_logs_payloads_or_secrets() {
         (topics.dlq.clone(), 2),
         (pipe.pipeline.dead_letter_topic(), 3),
     ] {
-        eventually(&format!("{count} records in {topic}"), DEADLINE, || {
-            match pipe.read(std::slice::from_ref(&topic)).len() {
-                found if found >= count => Ok(()),
-                found => Err(found),
-            }
+        let found = || pipe.read(std::slice::from_ref(&topic)).len();
+        until_seen(&format!("{count} records in {topic}"), found, |&found| {
+            found >= count
         });
     }
 

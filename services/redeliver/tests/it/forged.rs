@@ -9,7 +9,7 @@ use redeliver_core::headers::{
     ORIGINAL_TIMESTAMP, ORIGINAL_TOPIC, PIPELINE, PROCESS_AFTER, RETRY_COUNT, RETURN_TOPIC,
 };
 use redeliver_core::{Clock as _, Headers, Record, SystemClock, Timestamp};
-use redeliver_testkit::{Fate, Reply, eventually};
+use redeliver_testkit::{Fate, Reply, ensure, eventually};
 
 use crate::raw;
 use crate::support::{DEADLINE, Draft, Pipe, PipeBuilder, records, text, users_headers};
@@ -157,11 +157,7 @@ fn forged_headers_become_dead_letters() {
     }
     let report = eventually("nothing is waiting", DEADLINE, || {
         let report = pipe.audit();
-        if report.waiting.total() == 0 {
-            Ok(report)
-        } else {
-            Err(report)
-        }
+        ensure(report.waiting.total() == 0, report.to_string()).map(|()| report)
     });
     assert!(report.is_clean() && report.output == 40, "{report}");
     for service in &mut services {

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use redeliver_testkit::scratch::Scratch;
-use redeliver_testkit::{CommandOutput, binary, brokers, eventually, run};
+use redeliver_testkit::{CommandOutput, binary, brokers, ensure, eventually, run, until_seen};
 
 use crate::raw;
 use crate::support::{DEADLINE, PipeBuilder, SERVICES, without_other_tests, words};
@@ -301,7 +301,7 @@ fn findings_about_topics_are_reported() {
         let checked = pipe.redeliver(&["topics", "check"]);
         let stdout = without_other_tests(&checked.stdout);
         let is_warned = checked.code == Some(0) && stdout.ends_with(&expected);
-        is_warned.then_some(()).ok_or(stdout)
+        ensure(is_warned, stdout)
     });
 }
 
@@ -342,12 +342,7 @@ fn service_waits_for_kafka() {
         );
         assert!(service.get("/metrics").1.contains("redeliver_build_info"));
         if brokers == hangs_up {
-            eventually("many attempts", DEADLINE, || {
-                match attempts.load(Ordering::Relaxed) {
-                    count if count >= 15 => Ok(()),
-                    count => Err(count),
-                }
-            });
+            until_seen("attempts", || attempts.load(Ordering::Relaxed), |&n| n >= 15);
         }
         // It logs the reason once.
         let output = service.output();

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use redeliver_testkit::{Fate, Reply, Request, eventually};
+use redeliver_testkit::{Fate, Reply, Request, until_seen};
 
 use crate::support::{DEADLINE, Draft, Pipe, PipeBuilder, Sent};
 
@@ -28,12 +28,7 @@ fn others(range: std::ops::Range<u32>) -> Vec<Draft> {
 fn all_but_one_end(pipe: &Pipe, count: u32) -> Vec<Sent> {
     let mut sent = pipe.produce(others(0..10));
     sent.extend(pipe.produce(vec![Draft::new("k1", SLOW)]));
-    eventually("the slow call is in progress", DEADLINE, || {
-        match pipe.endpoint.calls_of_body(SLOW) {
-            1 => Ok(()),
-            calls => Err(format!("{calls} calls of {}", pipe.endpoint.calls())),
-        }
-    });
+    until_seen("the slow call", || pipe.endpoint.calls_of_body(SLOW), |&n| n == 1);
     // Later records keep arriving.
     let mut watch = pipe.watch();
     let batches = 4;

@@ -5,7 +5,7 @@ use std::path::Path;
 use std::sync::{Arc, Mutex};
 
 use redeliver_testkit::scratch::Scratch;
-use redeliver_testkit::{Fate, Reply, ServiceProcess, eventually};
+use redeliver_testkit::{Fate, Reply, ServiceProcess, ensure, eventually};
 
 use crate::support::{DEADLINE, Pipe, PipeBuilder, Sent, records};
 
@@ -20,12 +20,7 @@ fn write(file: &Path, contents: &str) {
 fn until_stale(enricher: &mut ServiceProcess, pipe: &Pipe, expected: u64) {
     let setting = format!("pipelines.{}.http.header_files", pipe.pipeline.name);
     let series = format!("redeliver_credentials_stale{{setting=\"{setting}\"}}");
-    eventually("the metric changes", DEADLINE, || {
-        match enricher.metric(&series) {
-            stale if stale == expected => Ok(()),
-            stale => Err(stale),
-        }
-    });
+    enricher.until_metric(&series, |stale| stale == expected);
 }
 
 #[test]
@@ -71,7 +66,7 @@ fn changed_header_file_costs_no_attempt() {
             eventually("the new token is used", DEADLINE, || {
                 ended = process(1);
                 let used = used.lock().unwrap().clone();
-                if used == token { Ok(()) } else { Err(used) }
+                ensure(used == token, used)
             });
             // No call with the previous token is on its way any more.
             pipe.watch().until_ended(ended, DEADLINE);
@@ -81,12 +76,7 @@ fn changed_header_file_costs_no_attempt() {
             *accepted.lock().unwrap() = vec![token.clone()];
             ended = process(50);
             // While it is closed, a success makes a failure before it that of its record.
-            eventually("the breaker opens", DEADLINE, || {
-                match enricher.metric("redeliver_worker_breaker_open") {
-                    1 => Ok(()),
-                    closed => Err(closed),
-                }
-            });
+            enricher.until_metric("redeliver_worker_breaker_open", |closed| closed == 1);
             write(&file, &format!("{token}\n"));
         }
         pipe.watch().until_ended(ended, DEADLINE);

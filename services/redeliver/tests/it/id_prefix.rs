@@ -6,7 +6,7 @@ use std::sync::Arc;
 use redeliver_core::pipeline::retry_tier_group;
 use redeliver_kafka::groups;
 use redeliver_testkit::{
-    CommandOutput, Fate, Reply, Request, ServiceProcess, Trouble, eventually, run, unique_delays,
+    CommandOutput, Fate, Reply, Request, ServiceProcess, Trouble, ensure, eventually, run, unique_delays,
 };
 
 use crate::retries::drafts;
@@ -180,10 +180,7 @@ fn changed_prefix_needs_migrated_offsets() {
             (Some(1), ""),
             "{refused:?}"
         );
-        if refused.stderr.contains("has committed other offsets than") {
-            Ok(())
-        } else {
-            Err(refused.stderr)
-        }
+        let holds = refused.stderr.contains("has committed other offsets than");
+        ensure(holds, refused.stderr)
     });
 }

@@ -6,7 +6,7 @@ use std::process::Command;
 use redeliver_testkit::certificates::{Authority, Signed};
 use redeliver_testkit::local_kafka::kafka_tool;
 use redeliver_testkit::scratch::Scratch;
-use redeliver_testkit::{LocalKafka, ServiceProcess, eventually, free_port};
+use redeliver_testkit::{LocalKafka, ServiceProcess, ensure, eventually, free_port};
 
 use crate::chaos::load::under_load;
 use crate::services::path;
@@ -87,7 +87,7 @@ fn until_replaced(services: &mut [ServiceProcess], count: usize) {
         eventually("all clients are replaced", DEADLINE, || {
             let output = service.output();
             let times = output.matches(ALL_REPLACED).count();
-            if times >= count { Ok(()) } else { Err(output) }
+            ensure(times >= count, output)
         });
         assert_eq!(service.metric(OUTDATED), 0);
         assert_eq!(service.metric(STALE), 0);
@@ -220,11 +220,7 @@ fn unusable_certificates_are_reported() {
                 let reported = output.lines().any(|line| {
                     line.contains("changed Kafka credentials are unusable") && line.contains(problem)
                 });
-                if stale == 1 && reported {
-                    Ok(())
-                } else {
-                    Err(format!("{stale} {problem} {output}"))
-                }
+                ensure(stale == 1 && reported, format!("{stale} {problem} {output}"))
             });
         }
         sent.extend(pipe.produce(records(50)));

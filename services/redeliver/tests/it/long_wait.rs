@@ -7,7 +7,7 @@ use std::time::Duration;
 use redeliver_core::headers::{ERROR_MESSAGE, PROCESS_AFTER};
 use redeliver_core::{Clock, Record, SchedulerTopics, SystemClock, Timestamp};
 use redeliver_proto::long_wait;
-use redeliver_testkit::{Fate, Reply, Request, ServiceProcess, Trouble, eventually};
+use redeliver_testkit::{Fate, Reply, Request, ServiceProcess, Trouble, ensure, eventually, until_seen};
 
 use crate::services::Services;
 use crate::support::{DEADLINE, Draft, Pipe, PipeBuilder, Sent, origin, records, text};
@@ -129,12 +129,7 @@ fn killed_scheduler_returns_each_record_once() {
         });
         sent.extend(pipe.produce(drafts.collect()));
         let enough = sent.len() * 9 / 10;
-        eventually("most have been given away", DEADLINE, || {
-            match commanded(&pipe).len() {
-                count if count >= enough => Ok(()),
-                count => Err(count),
-            }
-        });
+        until_seen("given away", || commanded(&pipe).len(), |&n| n >= enough);
         scheduler.kill_9();
         scheduler = pipe.scheduler("a");
     }
@@ -163,7 +158,7 @@ fn act_while_killed(services: &Services, scheduler: &mut ServiceProcess, verb: &
         let asked = scope.spawn(act);
         eventually("the command is written", DEADLINE, || {
             let is_written = services.pipe.read(&ingest).len() > before;
-            is_written.then_some(()).ok_or("it is not")
+            ensure(is_written, "it is not")
         });
         scheduler.kill_9();
         asked.join().unwrap();
@@ -190,12 +185,7 @@ fn operator_acts_on_each_wait_once() {
         .map(|body| Draft::new(format!("key-{body}"), body.clone()));
     let sent = services.pipe.produce(drafts.collect());
     let listed = |more: &[&str]| services.json(&[&["waiting", "ls", "--place", "scheduler"], more].concat());
-    eventually("all records wait with the scheduler", DEADLINE, || {
-        match held(&services.pipe).len() {
-            7 => Ok(()),
-            count => Err(count),
-        }
-    });
+    until_seen("held", || held(&services.pipe).len(), |&count| count == 7);
     // What comes back stays where it is.
     drop(enricher);
     let job = |number: usize| {

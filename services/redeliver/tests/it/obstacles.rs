@@ -1,7 +1,7 @@
 //! What holds up records and jobs, in `redeliver status`, `jobs get` and `waiting ls`.
 
 use redeliver_testkit::kafka_request::delete_topic;
-use redeliver_testkit::{Reply, eventually, free_port};
+use redeliver_testkit::{Reply, ensure, eventually, free_port};
 use serde_json::Value;
 
 use crate::support::{DEADLINE, Pipe, PipeBuilder, words};
@@ -36,7 +36,7 @@ fn until_named(pipe: &Pipe, command: &str, expected: &[Expected<'_>]) {
     eventually(command, DEADLINE, || {
         let shown = json(pipe, command);
         let is_complete = expected.iter().all(|obstacle| names(&shown, *obstacle));
-        if is_complete { Ok(()) } else { Err(shown) }
+        ensure(is_complete, shown)
     });
 }
 
@@ -73,10 +73,8 @@ fn each_command_names_obstacles() {
     let failed = schedule(&pipe, "demo", "1ms");
     eventually("the job waits", DEADLINE, || {
         let shown = json(&pipe, &get(&failed));
-        match shown["outcomes"][0]["state"] == "waiting" && shown["obstacles"].is_null() {
-            true => Ok(()),
-            false => Err(shown),
-        }
+        let holds = shown["outcomes"][0]["state"] == "waiting" && shown["obstacles"].is_null();
+        ensure(holds, shown)
     });
     change(&format!("pause {tier}"));
     let paused_tier = (&*tier, "paused", ": INC-17");
@@ -103,10 +101,8 @@ fn each_command_names_obstacles() {
     let limited = (&*pipeline, "limited", "limited to 0.001/s");
     eventually("jobs wait for the limit", DEADLINE, || {
         let shown = queued.each_ref().map(|job| json(&pipe, &get(job)));
-        match shown.iter().any(|job| names(job, limited)) {
-            true => Ok(()),
-            false => Err(Value::from(shown.to_vec())),
-        }
+        let holds = shown.iter().any(|job| names(job, limited));
+        ensure(holds, Value::from(shown.to_vec()))
     });
 
     // Jobs that are not dispatched.

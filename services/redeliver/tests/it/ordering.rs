@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use redeliver_core::Record;
 use redeliver_testkit::{
-    ChaosPermit, Fate, Reply, Request, Trouble, chaos_random, eventually, sleep_up_to, until_shared,
+    ChaosPermit, Fate, Reply, Request, Trouble, chaos_random, sleep_up_to, until_seen, until_shared,
 };
 
 use crate::batches::each_record;
@@ -123,12 +123,8 @@ fn failing_record_blocks_only_its_followers() {
     let sent = pipe.produce((0..OF_EACH).flat_map(both).collect());
     let _services = (pipe.enricher("a"), pipe.retry_tier("a"));
     pipe.watch().until_ended(OF_EACH, DEADLINE);
-    eventually("the record is repeated", DEADLINE, || {
-        match pipe.endpoint.calls_of_body(b"flaky 0") {
-            3.. => Ok(()),
-            calls => Err(calls),
-        }
-    });
+    let repeats = || pipe.endpoint.calls_of_body(b"flaky 0");
+    until_seen("the calls of the record", repeats, |&n| n >= 3);
     for follower in 1..OF_EACH {
         let body = format!("flaky {follower}");
         assert_eq!(pipe.endpoint.calls_of_body(body.as_bytes()), 0, "{body}");
@@ -191,12 +187,7 @@ fn noisy_tenant_keeps_to_its_share() {
     let of_tenant = |tenant: &str, number: usize| draft(tenant, number).header("tenant", tenant.as_bytes());
     let _services = (pipe.enricher("a"), pipe.retry_tier("a"));
     pipe.produce((0..50).map(|n| of_tenant("noisy", n)).collect());
-    eventually("the noisy tenant has its share", DEADLINE, || {
-        match pipe.endpoint.in_flight() {
-            2 => Ok(()),
-            other => Err(other),
-        }
-    });
+    pipe.endpoint.until_in_flight(2);
     pipe.produce((0..50).map(|n| of_tenant("quiet", n)).collect());
     pipe.watch().until_ended(50, DEADLINE);
     assert_eq!(pipe.endpoint.in_flight(), 2);

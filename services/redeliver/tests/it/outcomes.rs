@@ -5,8 +5,8 @@ use std::slice::from_ref;
 use redeliver_core::headers::{JOB_ID, Origin, write_lineage};
 use redeliver_core::{Position, Record};
 use redeliver_kafka::groups::{self, CommittedOffset, GroupOffsets};
-use redeliver_testkit::eventually;
 use redeliver_testkit::kafka_request::{delete_records, delete_topic};
+use redeliver_testkit::{ensure, eventually};
 use serde_json::Value;
 
 use crate::control::Cli;
@@ -27,11 +27,7 @@ fn outcome(services: &Services, job: &str, state: &str) -> Value {
     eventually(&format!("{job} is {state}"), DEADLINE, || {
         let got = services.json(&["jobs", "get", job]);
         let outcome = &got["outcomes"][0];
-        if outcome["state"] == state {
-            Ok(outcome.clone())
-        } else {
-            Err(got)
-        }
+        ensure(outcome["state"] == state, got.to_string()).map(|()| outcome.clone())
     })
 }
 
@@ -113,11 +109,7 @@ fn each_state_is_proven() {
     assert_eq!(discarded.code, Some(0), "{discarded:?}");
     eventually("the dead letter is discarded", DEADLINE, || {
         let outcome = outcome(&services, &busy, "dead");
-        if outcome["discarded"] == true {
-            Ok(())
-        } else {
-            Err(outcome)
-        }
+        ensure(outcome["discarded"] == true, outcome)
     });
 
     let slow = schedule(&services, "slow");
@@ -179,10 +171,7 @@ fn lost_results_are_unknown() {
         let (_, result) = eventually("the job has a result", DEADLINE, || {
             let records = pipe.read(from_ref(&output));
             let has_result = |record: &Record| text(record, JOB_ID).unwrap().as_deref() == Some(job.as_str());
-            match records.iter().any(has_result) {
-                true => Ok(of_job(records, job)),
-                false => Err(records.len()),
-            }
+            ensure(records.iter().any(has_result), records.len()).map(|()| of_job(records, job))
         });
         assert_eq!(outcome(&services, job, "succeeded")["position"], result.as_str());
     }
@@ -227,10 +216,8 @@ fn foreign_worker_leaves_only_its_records() {
     assert_eq!(kept["place"], Value::Null);
     let dropped = eventually("the group has completed it", DEADLINE, || {
         let unknown = outcome(&services, &jobs[1], "unknown");
-        match reason(&unknown).contains("lacks the header job-id") {
-            true => Ok(unknown),
-            false => Err(unknown),
-        }
+        let holds = reason(&unknown).contains("lacks the header job-id");
+        ensure(holds, unknown.clone()).map(|()| unknown)
     });
     let (_, source) = of_job(records, &jobs[1]);
     assert_eq!(dropped["position"], source.as_str());

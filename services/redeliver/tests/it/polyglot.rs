@@ -9,7 +9,7 @@ use redeliver_core::{Record, Timestamp};
 use redeliver_kafka::murmur2::partition_for_key;
 use redeliver_testkit::languages::{node_modules, python, run};
 use redeliver_testkit::scratch::Scratch;
-use redeliver_testkit::{Fate, Process, brokers, kube_tools};
+use redeliver_testkit::{Fate, Process, brokers, ensure, kube_tools};
 
 use crate::services::{APP, Services, id};
 use crate::support::{DEADLINE, PipeBuilder, Sent, text};
@@ -180,7 +180,7 @@ fn python_client_reads_dead_letters() {
     let all = format!("{}\n{}\n", line(second), line(first));
     redeliver_testkit::eventually("both dead letters are listed", DEADLINE, || {
         let listed = python(&["list"]);
-        if listed == all { Ok(()) } else { Err(listed) }
+        ensure(listed == all, listed)
     });
     let of_one = format!(
         "error_class = \"permanent\" AND headers.original-offset = \"{}\" AND headers.original-partition = \"{}\"",

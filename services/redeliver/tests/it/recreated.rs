@@ -1,9 +1,9 @@
 //! An output topic that does not exist yet. A source that is deleted and created again: the tests of `redeliver_kafka`.
 
-use redeliver_testkit::eventually;
 use redeliver_testkit::kafka_request::delete_topic;
+use redeliver_testkit::until_seen;
 
-use crate::support::{DEADLINE, Draft, PipeBuilder};
+use crate::support::{Draft, PipeBuilder};
 
 #[test]
 fn enricher_waits_for_missing_output_topic() {
@@ -18,17 +18,10 @@ fn enricher_waits_for_missing_output_topic() {
         enricher.output()
     );
     pipe.produce(numbered(0..20));
-    eventually("all calls are made", DEADLINE, || match pipe.endpoint.calls() {
-        20 => Ok(()),
-        calls => Err(calls),
-    });
+    pipe.endpoint.until_calls(20);
     assert_eq!(pipe.redeliver(&["topics", "apply"]).code, Some(0));
-    eventually("all are written", DEADLINE, || {
-        match pipe.read(std::slice::from_ref(&output)).len() {
-            20 => Ok(()),
-            written => Err(written),
-        }
-    });
+    let written = || pipe.read(std::slice::from_ref(&output)).len();
+    until_seen("all are written", written, |&written| written == 20);
     assert_eq!(pipe.endpoint.calls(), 20, "no call was repeated");
 }
 

@@ -16,7 +16,7 @@ use std::time::Duration;
 use redeliver_core::headers::ERROR_CODE;
 use redeliver_core::{HumanDuration, Pipeline, Position};
 use redeliver_testkit::kafka_request::delete_topic;
-use redeliver_testkit::{Reply, ServiceProcess, eventually};
+use redeliver_testkit::{Reply, ServiceProcess, ensure, eventually, until_seen};
 
 use crate::raw;
 use crate::support::{DEADLINE, Draft, Pipe, PipeBuilder, Sent, Variant, end_topics, origin, text};
@@ -395,10 +395,7 @@ fn reach(produced: &mut Produced<'_>, state: State) {
         }
         State::InFlight => {
             produced.add(&pipe.pipeline.source, BEFORE);
-            eventually("calls are in flight", DEADLINE, || match pipe.endpoint.calls() {
-                calls if calls >= 40 => Ok(()),
-                calls => Err(calls),
-            });
+            pipe.endpoint.until_calls(40);
         }
     }
 }
@@ -432,11 +429,7 @@ fn settle(row: &Row, after: &Pipeline, produced: &Produced<'_>) {
             let waiting = &report.waiting;
             let in_progress = waiting.total() - waiting.in_source;
             let is_settled = in_progress == 0 && (waiting.in_source == 0 || stays(waiting.in_source));
-            if is_settled && report.source == count {
-                Ok(report)
-            } else {
-                Err(report)
-            }
+            ensure(is_settled && report.source == count, report.to_string()).map(|()| report)
         });
         assert!(report.is_clean(), "{report}");
         assert_eq!(report.dead, 0, "{report}");
@@ -582,23 +575,14 @@ fn leftover_tier_is_served_until_deleted() {
         })
         .collect();
     pipe.produce_to(&late, again);
-    eventually("the late record is released", DEADLINE, || {
-        match pipe.endpoint.calls_of_body(b"late") {
-            0 => Err("not yet"),
-            _ => Ok(()),
-        }
-    });
+    let calls = || pipe.endpoint.calls_of_body(b"late");
+    until_seen("the late record", calls, |&calls| calls > 0);
     let part = format!("leftover-{late}");
     assert!(relay.get("/readyz").1.contains(&part));
     delete_topic(&pipe.kafka.brokers, &late);
-    eventually(
-        "its lane has ended and the process is ready",
-        DEADLINE,
-        || match relay.get("/readyz") {
-            (200, body) if !body.contains(&part) => Ok(()),
-            (_, body) => Err(body),
-        },
-    );
+    relay.until_readyz("its lane has ended", |status, body| {
+        status == 200 && !body.contains(&part)
+    });
 }
 
 fn previous_millis(changed: &Changed) -> u64 {
@@ -674,10 +658,8 @@ fn check_lists_removed_pipelines() {
         pipe.pipeline.due_topic(),
         pipe.name()
     );
-    eventually("it is done", DEADLINE, || match checked(&pipe, &retired) {
-        (Some(0), output) if output == [done.clone()] => Ok(()),
-        output => Err(format!("{output:?}")),
-    });
+    let done = (Some(0), vec![done]);
+    until_seen("it is done", || checked(&pipe, &retired), |seen| *seen == done);
     let audited = retired.env.run("redeliver", &["audit"]);
     assert_eq!(audited.code, Some(0), "{audited:?}");
 }
@@ -719,11 +701,7 @@ fn renamed_pipeline_finishes_both_names() {
     };
     let report = eventually("the new pipeline has handled the source", DEADLINE, || {
         let report = pipe.audit_of(&new);
-        if report.output == 40 {
-            Ok(report)
-        } else {
-            Err(report)
-        }
+        ensure(report.output == 40, report.to_string()).map(|()| report)
     });
     assert!(report.is_clean() && report.dead == 0, "{report}");
 }

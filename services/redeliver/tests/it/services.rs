@@ -108,7 +108,7 @@ impl Services {
     /// Runs a command of the CLI that must succeed without writing to stderr, but for the cluster that it changes, and returns its stdout.
     #[track_caller]
     pub(crate) fn cli(&self, arguments: &[&str]) -> String {
-        let printed = self.pipe.redeliver(arguments);
+        let printed = self.pipe.until_taken(arguments);
         let said = printed.stderr.lines().find(|line| !line.starts_with("cluster "));
         assert_eq!((printed.code, said), (Some(0), None), "{arguments:?} {printed:?}");
         printed.stdout

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use redeliver_testkit::{Fate, Reply, eventually, http};
+use redeliver_testkit::{Fate, Reply, http, until_seen};
 
 use crate::support::{DEADLINE, PipeBuilder, distinct, records};
 
@@ -20,20 +20,16 @@ fn calls_in_progress_are_finished_once() {
         .create();
     let mut enricher = pipe.enricher("a");
     let sent = pipe.produce(records(100));
-    eventually("forty calls are in progress", DEADLINE, || {
-        match pipe.endpoint.in_flight() {
-            40 => Ok(()),
-            count => Err(format!("{count} calls")),
-        }
-    });
+    pipe.endpoint.until_in_flight(40);
     let admin = enricher.admin();
     enricher.process().terminate();
-    eventually("it is not ready any more", DEADLINE, || {
-        match http::get(admin, "/readyz") {
-            Ok((503, body)) if body.contains("\"process\":\"shutting down\"") => Ok(()),
-            other => Err(format!("{other:?}")),
-        }
-    });
+    let process = r#""process":"shutting down""#;
+    let ready = || http::get(admin, "/readyz").ok();
+    until_seen(
+        "it ends",
+        ready,
+        |ready| matches!(ready, Some((503, body)) if body.contains(process)),
+    );
     assert_eq!(enricher.wait(DEADLINE).code(), Some(0));
     let before = pipe.endpoint.calls();
     assert!(before < 100, "no call begins once the end has begun");
@@ -60,12 +56,7 @@ fn call_beyond_grace_period_is_repeated() {
     let pipe = setup.create();
     let mut enricher = pipe.enricher("a");
     let sent = pipe.produce(records(1));
-    eventually("the call is in progress", DEADLINE, || {
-        match pipe.endpoint.in_flight() {
-            1 => Ok(()),
-            count => Err(format!("{count} calls")),
-        }
-    });
+    pipe.endpoint.until_in_flight(1);
     enricher.shut_down();
     let _enricher = pipe.enricher("a");
     pipe.settle(&sent, DEADLINE).meets_with(&sent, |_| Fate::Succeeds);

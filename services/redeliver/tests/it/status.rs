@@ -1,6 +1,6 @@
 //! `redeliver status`.
 
-use redeliver_testkit::{Reply, Request, eventually};
+use redeliver_testkit::{Reply, Request, ensure, eventually};
 use serde_json::{Value, json};
 
 use crate::support::{DEADLINE, Draft, Pipe, PipeBuilder};
@@ -67,11 +67,7 @@ fn status_shows_waiting_and_late_records() {
     // Nothing releases them.
     eventually("all records are due", DEADLINE, || {
         let waiting = queue(&status(&pipe, &NO_SERVICES), &tier);
-        if waiting["due"] == json!(RECORDS) {
-            Ok(())
-        } else {
-            Err(waiting.to_string())
-        }
+        ensure(waiting["due"] == json!(RECORDS), waiting.to_string())
     });
     let printed = pipe.redeliver(&[&["status"][..], &NO_SERVICES].concat());
     let line = printed.stdout.lines().find(|line| line.contains(&*tier)).unwrap();

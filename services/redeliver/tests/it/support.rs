@@ -27,8 +27,8 @@ use redeliver_kafka::reader::TopicReader;
 use redeliver_runtime::config::{LongWaitsConfig, Sources};
 use redeliver_runtime::{Config, ProgramConfig};
 use redeliver_testkit::{
-    CommandOutput, EnvBuilder, FakeEndpoint, Fate, Plan, Reply, Request, ServiceProcess, TestEnv, eventually,
-    unique_delays,
+    CommandOutput, EnvBuilder, FakeEndpoint, Fate, Plan, Reply, Request, ServiceProcess, TestEnv, ensure,
+    eventually, unique_delays, until_seen,
 };
 
 pub(crate) use redeliver_testkit::DEADLINE;
@@ -316,6 +316,16 @@ impl Pipe {
         self.env.run("redeliver", arguments)
     }
 
+    /// As [`Pipe::redeliver`]; again while Kafka, on a busy machine, does not take what it changes: then nothing was written.
+    #[track_caller]
+    pub(crate) fn until_taken(&self, arguments: &[&str]) -> CommandOutput {
+        eventually("Kafka takes the change", DEADLINE, || {
+            let printed = self.redeliver(arguments);
+            let is_taken = !printed.stderr.contains("(UNAVAILABLE)");
+            ensure(is_taken, printed.stderr.clone()).map(|()| printed)
+        })
+    }
+
     /// Starts an enricher whose instance name ends with this, and waits until it is ready.
     pub(crate) fn enricher(&self, instance: &str) -> ServiceProcess {
         self.start("enricher", instance, &[])
@@ -398,12 +408,8 @@ impl Pipe {
     /// Waits until the first tier has received this many records.
     #[track_caller]
     pub(crate) fn until_waiting(&self, count: usize) {
-        eventually("the records wait", DEADLINE, || {
-            match self.read(&[self.first_tier()]).len() {
-                waiting if waiting >= count => Ok(()),
-                waiting => Err(format!("{waiting} of {count}")),
-            }
-        });
+        let waiting = || self.read(&[self.first_tier()]).len();
+        until_seen("the records wait", waiting, |&waiting| waiting >= count);
     }
 
     /// The output topics and the dead-letter topic.
@@ -435,11 +441,8 @@ impl Pipe {
             let report = self.audit();
             assert!(report.is_clean(), "{report}");
             let ended = report.output + report.dead;
-            if report.waiting.total() == 0 && ended == sent.len() as u64 {
-                Ok(report)
-            } else {
-                Err(report.to_string())
-            }
+            let holds = report.waiting.total() == 0 && ended == sent.len() as u64;
+            ensure(holds, report.to_string()).map(|()| report)
         });
         watch.look();
         Ends {
@@ -619,11 +622,8 @@ impl Watch {
                 .iter()
                 .filter(|record| record.position.topic == dead_letters)
                 .count();
-            if ended.len() >= count {
-                Ok(())
-            } else {
-                Err(format!("{} of {count}, {dead} of them dead", ended.len()))
-            }
+            let holds = ended.len() >= count;
+            ensure(holds, format!("{} of {count}, {dead} of them dead", ended.len()))
         });
     }
 }
@@ -719,11 +719,7 @@ impl Ends {
     fn check(&self, sent: &Sent, end: &Record, fate: Fate, retries: u32) -> Result<(), String> {
         let equal = |what: &str, found: &dyn std::fmt::Debug, expected: &dyn std::fmt::Debug| {
             let (found, expected) = (format!("{found:?}"), format!("{expected:?}"));
-            if found == expected {
-                Ok(())
-            } else {
-                Err(format!("{what} is {found}, not {expected}"))
-            }
+            ensure(found == expected, format!("{what} is {found}, not {expected}"))
         };
         // The audit has compared the end with the record in the source.
         let (source, draft) = (

@@ -7,7 +7,9 @@ use std::sync::Arc;
 use redeliver_client::{ClientError, DeadLetterClient, Endpoint, JobClient};
 use redeliver_runtime::tls::{certificates, client_builder, private_key, trusted_roots};
 use redeliver_testkit::certificates::Authority;
-use redeliver_testkit::{CommandOutput, Process, ServiceProcess, eventually, free_port, kube_tools, run};
+use redeliver_testkit::{
+    CommandOutput, Process, ServiceProcess, ensure, eventually, free_port, kube_tools, run, until_seen,
+};
 use rustls::pki_types::{CertificateDer, ServerName};
 
 use crate::client::block_on;
@@ -91,12 +93,7 @@ fn refused(service: &mut ServiceProcess, section: &str) -> u64 {
 
 /// Waits until a listener has refused more clients than before.
 fn until_refused(service: &mut ServiceProcess, section: &str, before: u64) {
-    eventually("the listener refuses the client", DEADLINE, || {
-        match refused(service, section) {
-            count if count > before => Ok(()),
-            count => Err(count),
-        }
-    });
+    until_seen("refused", || refused(service, section), |&n| n > before);
 }
 
 #[test]
@@ -185,11 +182,8 @@ fn apis_check_and_renew_certificates() {
             eventually("the new certificate is served", DEADLINE, || {
                 let served = served_certificate(pipe, address);
                 let renewed = certificates(&pipe.env.directory().join("tls.crt"));
-                if served == renewed.unwrap()[0] {
-                    Ok(())
-                } else {
-                    Err(format!("still the previous one: {}", served == previous))
-                }
+                let holds = served == renewed.unwrap()[0];
+                ensure(holds, format!("still the previous one: {}", served == previous))
             });
         }
         // The previous connection, and a new one.
@@ -306,11 +300,7 @@ fn health_works_with_tls() {
     tier.admin();
     let printed = eventually("the process is ready", DEADLINE, || {
         let printed = health();
-        if printed.code == Some(0) {
-            Ok(printed)
-        } else {
-            Err(format!("{printed:?}"))
-        }
+        ensure(printed.code == Some(0), format!("{printed:?}")).map(|()| printed)
     });
     assert!(printed.stdout.contains(r#""ready":true"#), "{printed:?}");
     drop(tier);

@@ -6,7 +6,7 @@ use std::time::Duration;
 use redeliver_core::{Clock as _, SystemClock};
 use redeliver_testkit::issuer::{AUDIENCE, Issuer};
 use redeliver_testkit::scratch::Scratch;
-use redeliver_testkit::{LocalKafka, ServiceProcess, eventually};
+use redeliver_testkit::{LocalKafka, ServiceProcess, ensure, eventually};
 
 use crate::chaos::settle;
 use crate::support::{DEADLINE, PLAN, PipeBuilder, SERVICES, records};
@@ -115,11 +115,7 @@ fn services_log_in_and_renew_tokens() {
     eventually("the first tokens of all processes have expired", DEADLINE, || {
         sent.extend(pipe.produce(unsent.by_ref().take(10).collect()));
         let now = SystemClock.now().as_millis() / 1_000;
-        if now > i64::try_from(expired).unwrap() {
-            Ok(())
-        } else {
-            Err(format!("{first:?} {now}"))
-        }
+        ensure(now > i64::try_from(expired).unwrap(), format!("{first:?} {now}"))
     });
     let last = services.each_mut().map(|service| service.metric(EXPIRY));
     assert!(
@@ -159,11 +155,7 @@ fn long_outage_of_issuer_loses_nothing() {
     sent.extend(produce());
     eventually("the tokens of all processes have expired", DEADLINE, || {
         let expired = services.each_mut().map(token_has_expired);
-        if expired == [true; 2] {
-            Ok(())
-        } else {
-            Err(format!("{expired:?}"))
-        }
+        ensure(expired == [true; 2], format!("{expired:?}"))
     });
     sent.extend(produce());
     for service in &mut services {

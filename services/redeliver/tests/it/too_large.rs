@@ -7,7 +7,7 @@ use redeliver_core::Record;
 use redeliver_core::headers::{
     ERROR_CLASS, ERROR_CODE, ERROR_MESSAGE, JOB_ID, ORIGINAL_TOPIC, PAYLOAD_OMITTED,
 };
-use redeliver_testkit::{Reply, Request, brokers, eventually};
+use redeliver_testkit::{Reply, Request, brokers, ensure, eventually};
 
 use crate::raw;
 use crate::support::{DEADLINE, Draft, Ends, Pipe, PipeBuilder, Sent, text, users_headers};
@@ -98,11 +98,7 @@ fn too_large_job_becomes_dead_letter() {
     pipe.produce_to(&topics.ingest, (0..200).map(request).collect());
     let ended = eventually("all jobs have ended", DEADLINE, || {
         let ended = pipe.read(&[narrow.clone(), topics.dlq.clone()]);
-        if ended.len() >= 200 {
-            Ok(ended)
-        } else {
-            Err(ended.len())
-        }
+        ensure(ended.len() >= 200, ended.len()).map(|()| ended)
     });
     let (letters, dispatched): (Vec<_>, Vec<_>) = ended
         .iter()

@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex};
 
 use redeliver_core::Record;
 use redeliver_core::headers::TRACEPARENT;
-use redeliver_testkit::{OtlpReceiver, ReceivedSpan, Reply, eventually, free_port};
+use redeliver_testkit::{OtlpReceiver, ReceivedSpan, Reply, ensure, eventually, free_port, until_seen};
 
 use crate::batches::each_record;
 use crate::support::{DEADLINE, Draft, PipeBuilder, text};
@@ -34,11 +34,7 @@ impl Trace {
                 .into_iter()
                 .filter(|span| span.trace_id() == trace)
                 .collect();
-            if spans.len() >= count {
-                Ok(spans)
-            } else {
-                Err(format!("{spans:#?}"))
-            }
+            ensure(spans.len() >= count, format!("{spans:#?}")).map(|()| spans)
         });
         spans.sort_by_key(|span| span.span.end_time_unix_nano);
         assert_eq!(spans.len(), count, "{spans:#?}");
@@ -397,10 +393,7 @@ fn batch_call_links_its_attempts() {
     let spans = eventually("all spans have come", DEADLINE, || {
         let mut spans = receiver.spans();
         spans.retain(|span| span.span.name != "transaction");
-        match spans.len() == parents.len() + sent.len() {
-            true => Ok(spans),
-            false => Err(format!("{spans:#?}")),
-        }
+        ensure(spans.len() == parents.len() + sent.len(), format!("{spans:#?}")).map(|()| spans)
     });
     let (calls, attempts): (Vec<_>, Vec<_>) = spans.iter().partition(|span| span.span.name == "POST");
     let is_shared = |call: &&&ReceivedSpan| !call.span.links.is_empty();
@@ -468,12 +461,8 @@ fn redrives_link_traces_of_records() {
             _ => Err(format!("{printed:?}")),
         }
     });
-    eventually("both records have results", DEADLINE, || {
-        match pipe.read(&[pipe.pipeline.output.clone().unwrap()]).len() {
-            2 => Ok(()),
-            count => Err(count.to_string()),
-        }
-    });
+    let results = || pipe.read(&[pipe.pipeline.output.clone().unwrap()]).len();
+    until_seen("both records have results", results, |&count| count == 2);
     inspector.shut_down();
     enricher.shut_down();
 

@@ -11,7 +11,7 @@ use redeliver_core::job::JobId;
 use redeliver_core::{Record, Timestamp};
 use redeliver_kafka::murmur2::shard_of;
 use redeliver_testkit::languages::{java, python, run};
-use redeliver_testkit::{Process, binary, brokers, eventually};
+use redeliver_testkit::{Process, binary, brokers, ensure, eventually};
 
 use crate::raw;
 use crate::services::{APP, Services};
@@ -139,11 +139,7 @@ impl Shop {
         let expected = BTreeMap::from(expected.map(|(id, state)| (id, state.to_owned())));
         eventually("the jobs are as expected", DEADLINE, || {
             let jobs = self.jobs();
-            if jobs == expected {
-                Ok(())
-            } else {
-                Err(format!("{jobs:?}"))
-            }
+            ensure(jobs == expected, format!("{jobs:?}"))
         });
     }
 

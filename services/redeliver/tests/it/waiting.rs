@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use redeliver_core::HumanDuration;
-use redeliver_testkit::{Reply, eventually};
+use redeliver_testkit::{Reply, ensure, eventually, until_seen};
 use serde_json::{Value, json};
 
 use crate::services::Services;
@@ -27,11 +27,7 @@ fn until_waiting(services: &Services, in_tiers: u64, in_scheduler: u64) {
             report.waiting.in_scheduler,
             report.waiting.in_source + report.waiting.in_due,
         );
-        if waiting == (in_tiers, in_scheduler, 0) {
-            Ok(())
-        } else {
-            Err(report.to_string())
-        }
+        ensure(waiting == (in_tiers, in_scheduler, 0), report.to_string())
     });
 }
 
@@ -138,12 +134,8 @@ fn scan_counts_what_audit_counts() {
     // As jobs, they still are the same records.
     let _scheduler = services.pipe.scheduler("a");
     let (_, topics) = services.pipe.jobs.as_ref().unwrap();
-    eventually("the long waits are jobs", DEADLINE, || {
-        match services.pipe.read(std::slice::from_ref(&topics.state)).len() {
-            count if count >= 2 => Ok(()),
-            count => Err(count),
-        }
-    });
+    let states = || services.pipe.read(std::slice::from_ref(&topics.state)).len();
+    until_seen("the long waits are jobs", states, |&count| count >= 2);
     until_waiting(&services, 3, 2);
     assert_eq!(places(&stats(&[])), expected);
     // Released records do not wait any more, although the tier still contains them.
@@ -178,11 +170,7 @@ fn upcoming_shows_all_that_waits() {
         let rows = services.json(&words("upcoming --for 2h"));
         let row = |row: &Value| ["what", "name", "due", "upcoming", "problem"].map(|name| row[name].clone());
         let shown = json!(rows.as_array().unwrap().iter().map(row).collect::<Vec<_>>());
-        if shown == expected {
-            Ok(())
-        } else {
-            Err(rows.to_string())
-        }
+        ensure(shown == expected, rows.to_string())
     });
     let table = services.cli(&words("upcoming --for 30m"));
     assert_eq!(table.lines().count(), 3, "{table}");
@@ -279,12 +267,8 @@ fn trace_shows_life_of_record() {
         record("succeeded", "output", &sent[1]),
         record("waits", "scheduler", &sent[2]),
     ]);
-    eventually("all records are found", DEADLINE, || {
-        match find(&["--header", "tenant=x", "-p", services.pipe.name()]) {
-            found if found == all => Ok(()),
-            found => Err(format!("{found:?}")),
-        }
-    });
+    let found = || find(&["--header", "tenant=x", "-p", services.pipe.name()]);
+    until_seen("all records are found", found, |found| *found == all);
     for (key, record) in ["key-hopeless", "key-shaky", "key-later"].into_iter().zip(&all) {
         assert_eq!(
             find(&["--key", key, "--since", "1h"]),
@@ -348,11 +332,7 @@ impl Redriven {
         eventually(&format!("{position} is {outcome}"), DEADLINE, || {
             let trace = self.json(&["trace", position])[0].clone();
             let count = trace["steps"].as_array().map_or(0, Vec::len);
-            if trace["outcome"] == outcome && count == steps {
-                Ok(trace)
-            } else {
-                Err(trace)
-            }
+            ensure(trace["outcome"] == outcome && count == steps, trace.clone()).map(|()| trace)
         })
     }
 

@@ -7,7 +7,7 @@ use redeliver_core::{Position, Record};
 use redeliver_proto::Message as _;
 use redeliver_proto::v1::AuditEntry;
 use redeliver_testkit::kafka_request::delete_topic;
-use redeliver_testkit::{Reply, ServiceProcess, eventually};
+use redeliver_testkit::{Reply, ServiceProcess, ensure, eventually};
 use serde_json::Value;
 
 use crate::id_prefix::{migrate, with_prefix};
@@ -63,11 +63,7 @@ impl World {
     fn run(&self, status: i32, arguments: &[&str]) -> Value {
         let more = ["--server", &self.server, "-o", "json"];
         // Other tests kill tiers, whose transactions hide what follows in the topic for a while.
-        let printed = eventually("the actions are known", DEADLINE, || {
-            let printed = self.pipe.redeliver(&[&["waiting"], arguments, &more].concat());
-            let is_known = !printed.stderr.contains("(UNAVAILABLE)");
-            is_known.then(|| printed.clone()).ok_or(printed.stderr)
-        });
+        let printed = self.pipe.until_taken(&[&["waiting"], arguments, &more].concat());
         assert_eq!(printed.code, Some(status), "{arguments:?} {printed:?}");
         serde_json::from_str(&printed.stdout).unwrap_or_else(|error| panic!("{error}: {printed:?}"))
     }
@@ -122,14 +118,10 @@ impl World {
     fn states(&self, request: &str) -> Vec<String> {
         eventually("the tier has acted", DEADLINE, || {
             let more = ["--server", &self.server, "-o", "json"];
-            let printed = self
-                .pipe
-                .redeliver(&[&["waiting", "actions", request], &more[..]].concat());
+            let asked = [&["waiting", "actions", request], &more[..]].concat();
+            let printed = self.pipe.redeliver(&asked);
             let actions: Value = serde_json::from_str(&printed.stdout).unwrap_or_default();
-            if actions["pending"] != 0 {
-                return Err(format!("{printed:?}"));
-            }
-            Ok(states(&actions))
+            ensure(actions["pending"] == 0, format!("{printed:?}")).map(|()| states(&actions))
         })
     }
 
@@ -160,11 +152,7 @@ impl World {
         let all = eventually("all records have left the tier", DEADLINE, || {
             let written = self.written();
             let count: usize = written.iter().map(BTreeMap::len).sum();
-            if count >= self.origins.len() {
-                Ok(written)
-            } else {
-                Err(format!("{count}"))
-            }
+            ensure(count >= self.origins.len(), format!("{count}")).map(|()| written)
         });
         let expected = |is_dead: bool| -> BTreeMap<usize, usize> {
             let origins = self.origins.iter();

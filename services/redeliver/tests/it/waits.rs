@@ -5,7 +5,7 @@ use std::time::Duration;
 use redeliver_core::headers::{ERROR_TIMESTAMP, PROCESS_AFTER, RETRY_COUNT};
 use redeliver_core::{Clock, HumanDuration, Record, SystemClock, Timestamp};
 use redeliver_testkit::kafka_request::delete_topic;
-use redeliver_testkit::{ChaosPermit, Fate, Reply, Request, ServiceProcess, Trouble, eventually};
+use redeliver_testkit::{ChaosPermit, Fate, Reply, Request, ServiceProcess, Trouble, until_seen};
 
 use crate::chaos::load::under_load;
 use crate::retries::{drafts, header};
@@ -111,19 +111,9 @@ fn records_reach_tier_with_fewer_partitions() {
         .create();
     let mut enricher = pipe.enricher("a");
     let sent = pipe.produce(drafts("fewer", 60));
-    eventually("all calls are in flight", DEADLINE, || {
-        match pipe.endpoint.in_flight() {
-            60 => Ok(()),
-            count => Err(count),
-        }
-    });
+    pipe.endpoint.until_in_flight(60);
     delete_topic(&pipe.kafka.brokers, &pipe.first_tier());
-    eventually("the records wait for the topic", DEADLINE, || {
-        match enricher.metric("redeliver_worker_unavailable_topic_records") {
-            60 => Ok(()),
-            count => Err(count),
-        }
-    });
+    enricher.until_metric("redeliver_worker_unavailable_topic_records", |count| count == 60);
     let fewer = [("kafka.topics.partitions".to_owned(), "1".to_owned())];
     pipe.variant(str::to_owned, &fewer).apply_topics();
     let _tier = pipe.retry_tier("a");
@@ -145,10 +135,7 @@ fn option_limits_process_to_a_tier() {
     let mut first = pipe.start("retry-tier", "a", &["--tier", &tiers[0]]);
     let sent = pipe.produce(drafts("tier", 50));
     let condition = "the records wait in the second tier";
-    eventually(condition, DEADLINE, || match waited(&pipe, served[1]).len() {
-        50 => Ok(()),
-        count => Err(count),
-    });
+    until_seen(condition, || waited(&pipe, served[1]).len(), |&count| count == 50);
     let mut other = pipe.start("retry-tier", "b", &["--tier", &tiers[1]]);
     let ends = pipe.settle(&sent, DEADLINE);
     ends.meets_with(&sent, |_| recovered_after(2));
@@ -229,11 +216,6 @@ fn scaled_tier_loses_and_repeats_nothing() {
     let ends = pipe.settle(&sent, DEADLINE);
     ends.meets_with(&sent, |_| recovered_after(1));
     none_was_early(&pipe, sent.len());
-    eventually("the look-ahead is empty", DEADLINE, || {
-        match first.metric("redeliver_tier_held") {
-            0 => Ok(()),
-            held => Err(held),
-        }
-    });
+    first.until_metric("redeliver_tier_held", |held| held == 0);
     println!("{}", ends.report);
 }

@@ -19,7 +19,7 @@ use redeliver_core::Record;
 use redeliver_proto::auth::SendToken;
 use redeliver_proto::v1;
 use redeliver_proto::v1::job_service_client::JobServiceClient;
-use redeliver_testkit::{LocalRedis, eventually_async};
+use redeliver_testkit::{LocalRedis, ensure, eventually_async};
 use reqwest::Method;
 use tonic::{Code, Request};
 use tonic_health::pb::HealthCheckRequest;
@@ -30,6 +30,13 @@ use self::server::{Server, send, with_json};
 use crate::env::DEADLINE;
 
 const TRACE: &str = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01";
+
+pub(crate) fn hours(count: i64) -> prost_types::Duration {
+    prost_types::Duration {
+        seconds: 3_600 * count,
+        nanos: 0,
+    }
+}
 
 fn header<'a>(record: &'a Record, name: &str) -> Option<&'a str> {
     record
@@ -72,32 +79,25 @@ async fn manage_over_rest(server: &Server) {
 
     let known = server.get(&path).await.is(200);
     assert!(known.text.contains(r#""jobData":{"a": 1.50}"#), "{known:?}");
-    for (field, value) in [
+    known.has(&[
         ("state", "scheduled"),
         ("priority", "high"),
         ("idempotencyKey", "k-1"),
         ("requestId", "r-1"),
         ("key", "kk"),
-    ] {
-        assert_eq!(known.text_of(field), value);
-    }
+    ]);
     assert_eq!(known.body["headers"][0]["value"], "v");
 
     let again = server.json(Method::POST, "/v1/jobs", job).await.is(200);
-    assert_eq!(
-        (again.text_of("outcome"), again.text_of("id")),
-        ("duplicate", scheduled.text_of("id"))
-    );
+    again.has(&[("outcome", "duplicate"), ("id", scheduled.text_of("id"))]);
     let other = r#"{"appName":"sms","delay":"1h","jobData":2}"#;
     let other = with_json(server.request(Method::POST, "/v1/jobs"), other).header("idempotency-key", "k-1");
     let conflict = send(other).await;
     assert_eq!(conflict.text_of("jobId"), scheduled.text_of("id"));
     conflict.problem(409, "idempotency_conflict", "different content");
 
-    let moved = server
-        .json(Method::PATCH, &path, r#"{"delay":"2h"}"#)
-        .await
-        .is(200);
+    let delay = r#"{"delay":"2h"}"#;
+    let moved = server.json(Method::PATCH, &path, delay).await.is(200);
     assert_eq!(moved.text_of("outcome"), "rescheduled");
     assert_eq!(moved.body["job"]["revision"], 2);
 
@@ -112,24 +112,16 @@ async fn manage_over_rest(server: &Server) {
     );
     let minutes = stats.body["perMinute"].as_array().unwrap();
     assert_eq!(minutes.len(), 180);
-    assert_eq!(
-        minutes[110..130]
-            .iter()
-            .filter_map(serde_json::Value::as_u64)
-            .sum::<u64>(),
-        1
-    );
+    let counts = minutes[110..130].iter().filter_map(serde_json::Value::as_u64);
+    assert_eq!(counts.sum::<u64>(), 1);
 
-    assert_eq!(server.delete(&path).await.is(200).text_of("outcome"), "cancelled");
-    assert_eq!(
-        server.delete(&path).await.is(200).text_of("outcome"),
-        "already_cancelled"
-    );
-    let late = server.json(Method::PATCH, &path, r#"{"delay":"2h"}"#).await;
+    for outcome in ["cancelled", "already_cancelled"] {
+        assert_eq!(server.delete(&path).await.is(200).text_of("outcome"), outcome);
+    }
+    let late = server.json(Method::PATCH, &path, delay).await;
     late.problem(409, "already_cancelled", "ended before the request");
-    let cancelled = server
-        .get_until(&path, |job| job.text_of("state") == "cancelled")
-        .await;
+    let is_cancelled = |job: &server::Answer| job.text_of("state") == "cancelled";
+    let cancelled = server.get_until(&path, is_cancelled).await;
     // The data of an ended job is not kept.
     assert!(cancelled.body.get("jobData").is_none());
 }
@@ -138,10 +130,7 @@ async fn manage_over_grpc(server: &Server) {
     let mut client = server.grpc().await;
     let spec = v1::JobSpec {
         app: "sms".to_owned(),
-        when: Some(v1::job_spec::When::Delay(prost_types::Duration {
-            seconds: 3600,
-            nanos: 0,
-        })),
+        when: Some(v1::job_spec::When::Delay(hours(1))),
         idempotency_key: Some("k-2".to_owned()),
         data: vec![0xff, 0].into(),
         ..v1::JobSpec::default()
@@ -153,15 +142,10 @@ async fn manage_over_grpc(server: &Server) {
     let scheduled = client.schedule_job(ask(&spec)).await.unwrap().into_inner();
     assert_eq!(scheduled.outcome(), v1::Outcome::Scheduled);
     let id = scheduled.id;
-    let known = client
-        .get_job(v1::GetJobRequest { id: id.clone() })
-        .await
-        .unwrap()
-        .into_inner();
-    assert_eq!(
-        (known.state(), &known.data[..]),
-        (v1::JobState::Scheduled, &[0xff, 0][..])
-    );
+    let get = v1::GetJobRequest { id: id.clone() };
+    let known = client.get_job(get).await.unwrap().into_inner();
+    assert_eq!(known.state(), v1::JobState::Scheduled);
+    assert_eq!(&known.data[..], [0xff, 0]);
 
     let again = client.schedule_job(ask(&spec)).await.unwrap().into_inner();
     assert_eq!((again.outcome(), &again.id), (v1::Outcome::Duplicate, &id));
@@ -171,57 +155,38 @@ async fn manage_over_grpc(server: &Server) {
     };
     let conflict = client.schedule_job(ask(&other)).await.unwrap_err();
     assert_eq!(conflict.code(), Code::AlreadyExists);
-    assert_eq!(
-        redeliver_proto::error::reason(&conflict).as_deref(),
-        Some("IDEMPOTENCY_CONFLICT")
-    );
+    let reason = redeliver_proto::error::reason(&conflict);
+    assert_eq!(reason.as_deref(), Some("IDEMPOTENCY_CONFLICT"));
 
     let moved = v1::RescheduleJobRequest {
         id: id.clone(),
-        when: Some(v1::reschedule_job_request::When::Delay(prost_types::Duration {
-            seconds: 7200,
-            nanos: 0,
-        })),
+        when: Some(v1::reschedule_job_request::When::Delay(hours(2))),
         ..v1::RescheduleJobRequest::default()
     };
     let moved = client.reschedule_job(moved).await.unwrap().into_inner();
-    assert_eq!(
-        (moved.outcome(), moved.job.unwrap().revision),
-        (v1::Outcome::Rescheduled, 2)
-    );
+    assert_eq!(moved.outcome(), v1::Outcome::Rescheduled);
+    assert_eq!(moved.job.unwrap().revision, 2);
 
-    let mut cancel = async || {
+    let never = "01KAJQ6Z2B0001G00000000A7X".to_owned();
+    for (id, outcome) in [
+        (&id, v1::Outcome::Cancelled),
+        (&id, v1::Outcome::AlreadyCancelled),
+        (&never, v1::Outcome::Unknown),
+    ] {
         let request = v1::CancelJobRequest {
             id: id.clone(),
             ..v1::CancelJobRequest::default()
         };
-        client.cancel_job(request).await.unwrap().into_inner().outcome()
-    };
-    assert_eq!(cancel().await, v1::Outcome::Cancelled);
-    assert_eq!(cancel().await, v1::Outcome::AlreadyCancelled);
-    let never = "01KAJQ6Z2B0001G00000000A7X".to_owned();
-    let unknown = client
-        .cancel_job(v1::CancelJobRequest {
-            id: never.clone(),
-            ..v1::CancelJobRequest::default()
-        })
-        .await
-        .unwrap();
-    assert_eq!(unknown.into_inner().outcome(), v1::Outcome::Unknown);
+        let cancelled = client.cancel_job(request).await.unwrap().into_inner();
+        assert_eq!(cancelled.outcome(), outcome);
+    }
     let unknown = client.get_job(v1::GetJobRequest { id: never }).await.unwrap_err();
     assert_eq!(unknown.code(), Code::NotFound);
 
     let stats = eventually_async("statistics", DEADLINE, async || {
-        let stats = client
-            .get_stats(v1::GetStatsRequest::default())
-            .await
-            .unwrap()
-            .into_inner();
-        if stats.scheduled == 0 {
-            Ok(stats)
-        } else {
-            Err(format!("{stats:?}"))
-        }
+        let request = v1::GetStatsRequest::default();
+        let stats = client.get_stats(request).await.unwrap().into_inner();
+        ensure(stats.scheduled == 0, format!("{stats:?}")).map(|()| stats)
     })
     .await;
     assert_eq!((stats.per_minute.len(), stats.next_due), (60, None));
@@ -239,10 +204,8 @@ async fn dispatch_once(server: &Server) {
     let record = only_record(server, "sms").await;
     assert_eq!(record.value.as_deref(), Some(&b"[ 1 ]"[..]));
     assert_eq!(record.key.as_deref(), Some(&b"kk"[..]));
-    assert_eq!(
-        (header(&record, "h"), header(&record, "job-id")),
-        (Some("v"), Some(id.as_str()))
-    );
+    assert_eq!(header(&record, "h"), Some("v"));
+    assert_eq!(header(&record, "job-id"), Some(id.as_str()));
     let trace = header(&record, "traceparent").unwrap();
     assert_eq!(trace[..35], TRACE[..35], "{trace}");
     let ingest = server.records("jobs-ingest");
@@ -256,13 +219,16 @@ async fn dispatch_once(server: &Server) {
 }
 
 async fn reject_invalid_requests(server: &Server) {
+    let of_size = |size| {
+        format!(
+            r#"{{"appName":"sms","delay":"1h","jobData":"{}"}}"#,
+            "x".repeat(size)
+        )
+    };
+    let (large, larger) = (of_size(900_001), of_size(2_000_000));
+    let unknown = r#"{"appName":"fax","delay":"1h","jobData":1}"#;
     for (body, status, code, says) in [
-        (
-            r#"{"appName":"fax","delay":"1h","jobData":1}"#,
-            422,
-            "request.appName",
-            "expected one of sms",
-        ),
+        (unknown, 422, "request.appName", "expected one of sms"),
         (
             r#"{"cancel":"01KAJQ6Z2B0001G00000000A7X"}"#,
             422,
@@ -270,81 +236,52 @@ async fn reject_invalid_requests(server: &Server) {
             "use DELETE",
         ),
         (r#"{"appName":"#, 400, "request.json", "EOF"),
+        (&large, 422, "request.jobData", "the maximum is 900000"),
+        (&larger, 413, "body", "limit"),
     ] {
-        server
-            .json(Method::POST, "/v1/jobs", body)
-            .await
-            .problem(status, code, says);
+        let refused = server.json(Method::POST, "/v1/jobs", body).await;
+        refused.problem(status, code, says);
     }
-    let large = format!(
-        r#"{{"appName":"sms","delay":"1h","jobData":"{}"}}"#,
-        "x".repeat(900_001)
-    );
-    server.json(Method::POST, "/v1/jobs", &large).await.problem(
-        422,
-        "request.jobData",
-        "the maximum is 900000",
-    );
-    let larger = format!(
-        r#"{{"appName":"sms","delay":"1h","jobData":"{}"}}"#,
-        "x".repeat(2_000_000)
-    );
-    server
-        .json(Method::POST, "/v1/jobs", &larger)
-        .await
-        .problem(413, "body", "limit");
-    let untyped = server
-        .request(Method::POST, "/v1/jobs")
-        .body(r#"{"appName":"sms","delay":"1h","jobData":1}"#);
-    send(untyped)
-        .await
-        .problem(415, "request.contentType", "content-type: application/json");
-    server
-        .get("/v1/jobs/7")
-        .await
-        .problem(422, "request.id", "is not a job id");
-    server
-        .get("/v1/jobs/01KAJQ6Z2B0001G00000000A7X")
-        .await
-        .problem(404, "job_unknown", "no such job");
-    server
-        .get("/v1/stats?minutes=2000")
-        .await
-        .problem(422, "request.minutes", "the maximum is 1440");
-    server.get("/v2").await.problem(404, "path", "/v1/jobs");
-    server
-        .request(Method::PUT, "/v1/jobs")
-        .send()
-        .await
-        .unwrap()
-        .error_for_status()
-        .unwrap_err();
+    let untyped = server.request(Method::POST, "/v1/jobs").body(unknown);
+    let refused = send(untyped).await;
+    refused.problem(415, "request.contentType", "content-type: application/json");
+    for (path, status, code, says) in [
+        ("/v1/jobs/7", 422, "request.id", "is not a job id"),
+        (
+            "/v1/jobs/01KAJQ6Z2B0001G00000000A7X",
+            404,
+            "job_unknown",
+            "no such job",
+        ),
+        (
+            "/v1/stats?minutes=2000",
+            422,
+            "request.minutes",
+            "the maximum is 1440",
+        ),
+        ("/v2", 404, "path", "/v1/jobs"),
+    ] {
+        server.get(path).await.problem(status, code, says);
+    }
+    let unsupported = send(server.request(Method::PUT, "/v1/jobs")).await;
+    assert!(unsupported.status.is_client_error(), "{unsupported:?}");
 
     let mut client = server.grpc().await;
     let mut refused = async |job: Option<v1::JobSpec>| {
         let request = v1::ScheduleJobRequest { job, no_wait: true };
         client.schedule_job(request).await.unwrap_err()
     };
-    let delay = Some(v1::job_spec::When::Delay(prost_types::Duration {
-        seconds: 1,
-        nanos: 0,
-    }));
     let unknown = v1::JobSpec {
         app: "fax".to_owned(),
-        when: delay,
+        when: Some(v1::job_spec::When::Delay(hours(1))),
         ..v1::JobSpec::default()
     };
     assert_eq!(refused(Some(unknown.clone())).await.code(), Code::NotFound);
-    let timeless = refused(Some(v1::JobSpec {
-        when: None,
-        ..unknown
-    }))
-    .await;
+    let when = None;
+    let timeless = refused(Some(v1::JobSpec { when, ..unknown })).await;
     assert_eq!(timeless.code(), Code::InvalidArgument);
-    assert!(
-        timeless.message().starts_with("scheduled_time: is missing"),
-        "{timeless:?}"
-    );
+    let says = "scheduled_time: is missing";
+    assert!(timeless.message().starts_with(says), "{timeless:?}");
     assert_eq!(refused(None).await.code(), Code::InvalidArgument);
     assert!(server.records("jobs-ingest").is_empty());
 }
@@ -352,26 +289,16 @@ async fn reject_invalid_requests(server: &Server) {
 #[tokio::test(flavor = "multi_thread")]
 async fn without_the_token_only_probes_work() {
     let server = Server::start_with(|builder| builder.set("scheduler.token_file", "{dir}/token"));
-    server
-        .get("/v1/stats")
-        .await
-        .problem(401, "token_missing", "authorization: Bearer");
-    let wrong = server.request(Method::GET, "/v1/stats").bearer_auth("s3cre");
-    send(wrong)
-        .await
-        .problem(401, "token_wrong", "the token is wrong");
+    let missing = server.get("/v1/stats").await;
+    missing.problem(401, "token_missing", "authorization: Bearer");
+    let wrong = server.ask("s3cre", Method::GET, "/v1/stats", "").await;
+    wrong.problem(401, "token_wrong", "the token is wrong");
     let body = r#"{"appName":"sms","delay":"1h","jobData":1}"#;
     server.json(Method::POST, "/v1/jobs", body).await.is(401);
-    send(server.request(Method::GET, "/v1/stats").bearer_auth("s3cret"))
-        .await
-        .is(200);
+    server.ask("s3cret", Method::GET, "/v1/stats", "").await.is(200);
 
-    let refused = server
-        .grpc()
-        .await
-        .get_stats(v1::GetStatsRequest::default())
-        .await
-        .unwrap_err();
+    let request = v1::GetStatsRequest::default();
+    let refused = server.grpc().await.get_stats(request).await.unwrap_err();
     assert_eq!(refused.code(), Code::Unauthenticated);
     let token = SendToken::new(Some("s3cret")).unwrap();
     let mut client = JobServiceClient::with_interceptor(server.channel().await, token);
@@ -383,10 +310,8 @@ async fn without_the_token_only_probes_work() {
     };
     eventually_async("health says that it serves", DEADLINE, async || {
         let answer = health.clone().check(request()).await.unwrap().into_inner();
-        match answer.status() {
-            ServingStatus::Serving => Ok(()),
-            status => Err(status.as_str_name()),
-        }
+        let status = answer.status();
+        ensure(status == ServingStatus::Serving, status.as_str_name())
     })
     .await;
     assert!(server.records("jobs-ingest").is_empty());
@@ -405,11 +330,8 @@ macro_rules! services_by_reflection {
         };
         let asks = futures::stream::iter([ask]);
         let mut client = ServerReflectionClient::new($channel);
-        let mut answers = client
-            .server_reflection_info(Request::new(asks))
-            .await
-            .unwrap()
-            .into_inner();
+        let answers = client.server_reflection_info(Request::new(asks)).await;
+        let mut answers = answers.unwrap().into_inner();
         match answers.message().await.unwrap().unwrap().message_response {
             Some(MessageResponse::ListServicesResponse(list)) => list
                 .service
@@ -427,17 +349,12 @@ async fn support_reflection(server: &Server) {
         services_by_reflection!(v1, server.channel().await),
         services_by_reflection!(v1alpha, server.channel().await),
     ] {
-        assert!(
-            served
-                .iter()
-                .all(|name| services.iter().any(|found| found == name)),
-            "{services:?}"
-        );
+        for name in served {
+            assert!(services.iter().any(|found| found == name), "{services:?}");
+        }
         // Other services of the same schemas are not served here.
-        assert!(
-            !services.iter().any(|name| name.contains("DeadLetter")),
-            "{services:?}"
-        );
+        let is_other = |name: &String| name.contains("DeadLetter");
+        assert!(!services.iter().any(is_other), "{services:?}");
     }
 }
 
@@ -454,8 +371,7 @@ async fn late_commands_are_answered_with_positions() {
     assert_eq!(late.text_of("position"), command.to_string());
     late.problem(424, "pending", "and will take effect");
     redis.process().cont();
-    let job = server
-        .get_until(&format!("/v1/jobs/{id}"), |job| job.status.is_success())
-        .await;
+    let path = format!("/v1/jobs/{id}");
+    let job = server.get_until(&path, |job| job.status.is_success()).await;
     assert_eq!(job.text_of("idempotencyKey"), "k");
 }

@@ -18,7 +18,7 @@ use serde_json::json;
 use tonic::service::interceptor::InterceptedService;
 use tonic::transport::Channel;
 
-use crate::env::SchedulerEnv;
+use crate::env::{SchedulerEnv, changed};
 
 type Intercepted = InterceptedService<Channel, SendToken>;
 type Control = ControlServiceClient<Intercepted>;
@@ -78,10 +78,7 @@ fn job() -> v1::ScheduleJobRequest {
     v1::ScheduleJobRequest {
         job: Some(v1::JobSpec {
             app: "mail".to_owned(),
-            when: Some(v1::job_spec::When::Delay(prost_types::Duration {
-                seconds: 3_600,
-                nanos: 0,
-            })),
+            when: Some(v1::job_spec::When::Delay(crate::api::hours(1))),
             ..v1::JobSpec::default()
         }),
         no_wait: false,
@@ -164,51 +161,31 @@ fn change_control(env: &SchedulerEnv, mut control: Control) {
         expected_revision: None,
     };
     env.block_on(async {
-        control.pause_control(request("outage")).await.unwrap();
+        changed(async || control.pause_control(request("outage")).await).await;
         // Without an effect.
-        control.pause_control(request("outage")).await.unwrap();
+        changed(async || control.pause_control(request("outage")).await).await;
         let revised = v1::ChangeControlRequest {
             expected_revision: Some(9),
             ..request("late")
         };
         let refused = control.resume_control(revised).await.unwrap_err();
         assert_eq!(refused.code(), tonic::Code::Aborted, "{refused:?}");
-        control.resume_control(request("works again")).await.unwrap();
-        control.set_control_rate(rate).await.unwrap();
-        control.reset_control(request("done")).await.unwrap();
+        changed(async || control.resume_control(request("works again")).await).await;
+        changed(async || control.set_control_rate(rate.clone()).await).await;
+        changed(async || control.reset_control(request("done")).await).await;
     });
 }
 
 fn check_control(entries: &[&v1::AuditEntry]) {
-    let found: Vec<_> = entries
-        .iter()
-        .map(|entry| (&*entry.action, &*entry.reason, &*entry.details))
-        .collect();
-    assert_eq!(
-        found,
-        [
-            (
-                "control.pause",
-                "outage",
-                "revision 1: paused, rate as configured"
-            ),
-            (
-                "control.resume",
-                "works again",
-                "revision 2: running, rate as configured"
-            ),
-            (
-                "control.rate",
-                "provider is slow",
-                "revision 3: running, rate 7/s"
-            ),
-            (
-                "control.reset",
-                "done",
-                "revision 4: state as configured, rate as configured"
-            ),
-        ]
-    );
+    let row = |entry: &&v1::AuditEntry| format!("{}|{}|{}", entry.action, entry.reason, entry.details);
+    let found: Vec<_> = entries.iter().map(row).collect();
+    let expected = [
+        "control.pause|outage|revision 1: paused, rate as configured",
+        "control.resume|works again|revision 2: running, rate as configured",
+        "control.rate|provider is slow|revision 3: running, rate 7/s",
+        "control.reset|done|revision 4: state as configured, rate as configured",
+    ];
+    assert_eq!(found, expected);
 }
 
 fn change_schedules(env: &SchedulerEnv, mut schedules: ScheduleServiceClient<Intercepted>) {
@@ -218,25 +195,25 @@ fn change_schedules(env: &SchedulerEnv, mut schedules: ScheduleServiceClient<Int
             id: id.clone(),
             spec: nightly("secret"),
         };
-        schedules.create_schedule(create).await.unwrap();
+        changed(async || schedules.create_schedule(create.clone()).await).await;
         let update = |data, expected_revision| v1::UpdateScheduleRequest {
             id: id.clone(),
             spec: nightly(data),
             expected_revision: Some(expected_revision),
         };
-        schedules.update_schedule(update("", 1)).await.unwrap();
+        changed(async || schedules.update_schedule(update("", 1)).await).await;
         schedules.update_schedule(update("other", 1)).await.unwrap_err();
         let pause = v1::PauseScheduleRequest { id: id.clone() };
-        schedules.pause_schedule(pause).await.unwrap();
+        changed(async || schedules.pause_schedule(pause.clone()).await).await;
         let resume = v1::ResumeScheduleRequest {
             id: id.clone(),
             catch_up: true,
         };
-        schedules.resume_schedule(resume).await.unwrap();
+        changed(async || schedules.resume_schedule(resume.clone()).await).await;
         let trigger = v1::TriggerScheduleRequest { id: id.clone() };
-        schedules.trigger_schedule(trigger).await.unwrap();
+        changed(async || schedules.trigger_schedule(trigger.clone()).await).await;
         let delete = v1::DeleteScheduleRequest { id: id.clone() };
-        schedules.delete_schedule(delete.clone()).await.unwrap();
+        changed(async || schedules.delete_schedule(delete.clone()).await).await;
         schedules.delete_schedule(delete).await.unwrap_err();
     });
 }
@@ -280,8 +257,8 @@ fn change_jobs(env: &SchedulerEnv, jobs: &JobServiceClient<Intercepted>) -> (Vec
         let calls = (0..20).map(|_| {
             let mut jobs = jobs.clone();
             async move {
-                let id = jobs.schedule_job(job()).await.unwrap().into_inner().id;
-                jobs.cancel_job(cancel(&id)).await.unwrap();
+                let id = changed(async || jobs.schedule_job(job()).await).await.id;
+                changed(async || jobs.cancel_job(cancel(&id)).await).await;
                 id
             }
         });
@@ -289,17 +266,14 @@ fn change_jobs(env: &SchedulerEnv, jobs: &JobServiceClient<Intercepted>) -> (Vec
     });
     let moved = env.block_on(async {
         let mut jobs = jobs.clone();
-        let id = jobs.schedule_job(job()).await.unwrap().into_inner().id;
-        let delay = prost_types::Duration {
-            seconds: 7_200,
-            nanos: 0,
-        };
+        let id = changed(async || jobs.schedule_job(job()).await).await.id;
+        let delay = crate::api::hours(2);
         let later = v1::RescheduleJobRequest {
             id: id.clone(),
             when: Some(v1::reschedule_job_request::When::Delay(delay)),
             ..v1::RescheduleJobRequest::default()
         };
-        jobs.reschedule_job(later).await.unwrap();
+        changed(async || jobs.reschedule_job(later.clone()).await).await;
         id
     });
     (cancelled, moved)
@@ -335,10 +309,10 @@ fn nothing_changes_without_audit_topic() {
     let mut scheduler = env.start("a");
     let (mut schedules, mut jobs) = clients(&env, &mut scheduler, &token);
     let mut control = connect(&env, &mut scheduler, &token);
-    env.block_on(control.pause_control(request("outage"))).unwrap();
+    env.block_on(changed(async || control.pause_control(request("outage")).await));
     delete_topic(&env.kafka.brokers, &topic(&env, "audit"));
     env.block_on(async {
-        let id = jobs.schedule_job(job()).await.unwrap().into_inner().id;
+        let id = changed(async || jobs.schedule_job(job()).await).await.id;
         let refused = jobs.cancel_job(cancel(&id)).await.unwrap_err();
         assert_eq!(
             reason(&refused).as_deref(),
@@ -386,28 +360,23 @@ fn kills_separate_no_change_from_entry() {
                 let mut number = 0;
                 loop {
                     number += 1;
-                    let changed = control.pause_control(request(&format!("{round}.{number}"))).await;
-                    changed.unwrap();
+                    let pause = request(&format!("{round}.{number}"));
+                    changed(async || control.pause_control(pause.clone()).await).await;
                 }
             };
             let ended: Result<(), _> = tokio::time::timeout(killed_after, changes).await;
             ended.unwrap_err();
         });
-        scheduler.kill_9();
-        scheduler.start_again();
-        scheduler.until_ready();
+        scheduler.kill_and_restart();
     }
     // Ends the transactions of the processes that were killed.
     let mut control = connect(&env, &mut scheduler, &token);
-    env.block_on(control.reset_control(request("end"))).unwrap();
+    env.block_on(changed(async || control.reset_control(request("end")).await));
     let (entries, changes) = written(&env);
     let ids: Vec<&String> = entries.iter().map(|entry| &entry.id).collect();
-    let expected: std::collections::BTreeSet<&String> = changes.keys().collect();
-    assert_eq!(
-        ids.iter().copied().collect::<std::collections::BTreeSet<_>>(),
-        expected
-    );
-    assert_eq!(ids.len(), expected.len(), "an entry exists twice");
+    let distinct: std::collections::BTreeSet<&String> = ids.iter().copied().collect();
+    assert!(distinct.iter().copied().eq(changes.keys()), "{distinct:?}");
+    assert_eq!(ids.len(), distinct.len(), "an entry exists twice");
     assert!(changes.len() > 3, "{changes:?}");
     for entry in &entries {
         assert_eq!(entry.reason, changes[&entry.id].reason);

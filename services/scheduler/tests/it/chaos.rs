@@ -11,11 +11,11 @@ use std::time::Duration;
 
 use fred::prelude::Value;
 use redeliver_testkit::{
-    ChaosPermit, EnvBuilder, LocalKafka, LocalRedis, LocalRedisCluster, chaos_random, eventually,
-    sleep_up_to, until_in_sync, until_second_broker_leads, until_shared,
+    ChaosPermit, EnvBuilder, LocalKafka, LocalRedis, LocalRedisCluster, chaos_random, sleep_up_to,
+    until_in_sync, until_second_broker_leads, until_shared,
 };
 
-use crate::env::{APPS, DEADLINE, SchedulerEnv};
+use crate::env::{APPS, SchedulerEnv};
 use crate::index::own_redis::{self, Raw};
 use load::{Load, Volume, under_load, under_watched_load};
 
@@ -270,9 +270,7 @@ fn empty_redis(setup: EnvBuilder, volume: Volume) {
                 }
                 2 => {
                     sleep_up_to(random, Duration::from_millis(20));
-                    member.kill_9();
-                    member.start_again();
-                    member.until_ready();
+                    member.kill_and_restart();
                 }
                 _ => drop(call(&redis, &env, &["SCRIPT", "FLUSH"])),
             }
@@ -363,9 +361,7 @@ fn two_installations_share_a_redis() {
                     }
                     _ => {
                         let member = &mut members[round / 3];
-                        member.kill_9();
-                        member.start_again();
-                        member.until_ready();
+                        member.kill_and_restart();
                     }
                 }
             }
@@ -399,9 +395,7 @@ fn full_redis_loses_and_duplicates_nothing() {
             load.until_more_ended(300);
             match round {
                 1 | 4 => {
-                    member.kill_9();
-                    member.start_again();
-                    member.until_ready();
+                    member.kill_and_restart();
                     load.until_more_ended(100);
                 }
                 // An index that is lost can be rebuilt only with memory.
@@ -410,11 +404,8 @@ fn full_redis_loses_and_duplicates_nothing() {
             }
             set_limit("0");
             // The index takes jobs again that are not due within the window.
-            eventually("no job is rejected any more", DEADLINE, || {
-                match member.get("/readyz") {
-                    (200, body) if !body.contains("rejecting") => Ok(()),
-                    (status, body) => Err(format!("{status} {body}")),
-                }
+            member.until_readyz("no job is rejected", |status, body| {
+                status == 200 && !body.contains("rejecting")
             });
             load.until_more_ended(300);
         }
@@ -439,11 +430,8 @@ fn recreated_topic_loses_nothing_else() {
             load.watch().delete_topic(GONE);
             // Those of the other applications.
             load.until_more_ended(200);
-            eventually("jobs wait for the topic", DEADLINE, || {
-                match member.metric("redeliver_scheduler_unavailable_topic_jobs") {
-                    0 => Err("none"),
-                    _ => Ok(()),
-                }
+            member.until_metric("redeliver_scheduler_unavailable_topic_jobs", |waiting| {
+                waiting > 0
             });
             load.watch().deletion_is_noticed();
             let is_restarted = round % 2 == 1;

@@ -2,7 +2,7 @@
 
 use redeliver_core::{Headers, Output, Timestamp};
 use redeliver_scheduler::codec;
-use redeliver_testkit::{eventually, redis_url};
+use redeliver_testkit::{ensure, eventually, redis_url};
 
 use crate::env::{DEADLINE, SchedulerEnv, far};
 use crate::index::own_redis::{Raw, key};
@@ -50,7 +50,7 @@ impl<'a> Checkpoint<'a> {
     fn until_offset_is(&self, offset: i64) {
         eventually("the index contains the records", DEADLINE, || {
             let found: i64 = self.field("offset").unwrap_or_default().parse().unwrap_or(-1);
-            if found >= offset { Ok(()) } else { Err(found) }
+            ensure(found >= offset, found)
         });
     }
 
@@ -75,11 +75,7 @@ fn only_incomplete_index_can_be_old() {
     scheduler.start_again();
     scheduler.until_ready();
     eventually("the checkpoint is renewed", DEADLINE, || {
-        if checkpoint.is_recent() {
-            Ok(())
-        } else {
-            Err("old")
-        }
+        ensure(checkpoint.is_recent(), "old")
     });
     assert!(!checkpoint.is_rebuilt(), "{}", scheduler.output());
     scheduler.shut_down();

@@ -11,7 +11,7 @@ use redeliver_runtime::listen::Listener;
 use redeliver_runtime::tasks::TaskError;
 use redeliver_scheduler::index::memory::MemoryIndex;
 use redeliver_service::{Host, topics};
-use redeliver_testkit::eventually;
+use redeliver_testkit::{ensure, eventually};
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
@@ -59,11 +59,7 @@ impl Running {
         };
         eventually("the scheduler is ready", DEADLINE, || {
             let report = running.health.report();
-            if report.ready {
-                Ok(())
-            } else {
-                Err(format!("{report:?}"))
-            }
+            ensure(report.ready, format!("{report:?}"))
         });
         running
     }
@@ -72,11 +68,7 @@ impl Running {
     fn until_clock_is(&self, expected: &str) {
         eventually("the readiness follows the clock", DEADLINE, || {
             let state = self.health.report().parts["clock"].clone();
-            if state.starts_with(expected) {
-                Ok(())
-            } else {
-                Err(state)
-            }
+            ensure(state.starts_with(expected), state)
         });
     }
 

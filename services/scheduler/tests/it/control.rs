@@ -15,7 +15,7 @@ use redeliver_testkit::ServiceProcess;
 use redeliver_testkit::kafka_request::{configure_topic, delete_records, delete_topic};
 use tonic::transport::Channel;
 
-use crate::env::{DEADLINE, SchedulerEnv};
+use crate::env::{DEADLINE, SchedulerEnv, changed};
 use crate::oracle::JobSpec;
 use crate::requests::{Request, in_millis};
 
@@ -51,8 +51,8 @@ fn pause_survives_restarts() {
     let env = SchedulerEnv::new(SchedulerEnv::builder("pause"));
     let mut schedulers = [env.start("a"), env.start("b")];
     let mut control = connect(&env, &mut schedulers[0]);
-    let paused = env.block_on(control.pause_control(request(PAUSED))).unwrap();
-    assert_eq!(paused.into_inner().revision, 1);
+    let paused = env.block_on(changed(async || control.pause_control(request(PAUSED)).await));
+    assert_eq!(paused.revision, 1);
     // Who, what and why.
     let output = schedulers[0].wait_for_output("control changed", DEADLINE);
     let line = output
@@ -91,8 +91,8 @@ fn pause_survives_restarts() {
     );
 
     let mut control = connect(&env, &mut schedulers[1]);
-    let resumed = env.block_on(control.resume_control(request(PAUSED))).unwrap();
-    assert_eq!(resumed.into_inner().revision, 2);
+    let resumed = env.block_on(changed(async || control.resume_control(request(PAUSED)).await));
+    assert_eq!(resumed.revision, 2);
     sent.extend(others);
     sent.extend(more);
     // Each exactly once.
@@ -104,7 +104,7 @@ fn unreadable_application_stays_paused() {
     let env = SchedulerEnv::new(SchedulerEnv::builder("unreadable"));
     let mut scheduler = env.start("a");
     let mut control = connect(&env, &mut scheduler);
-    env.block_on(control.pause_control(request(PAUSED))).unwrap();
+    env.block_on(changed(async || control.pause_control(request(PAUSED)).await));
     let name = format!("app/{PAUSED}");
     let write = |key: &str, value: Vec<u8>| {
         env.write(&[Output {
@@ -158,8 +158,8 @@ fn unreadable_application_stays_paused() {
             .all(|record| record.position.topic != *of_paused)
     );
     // Another change is not affected.
-    env.block_on(control.pause_control(request("crawl"))).unwrap();
-    env.block_on(control.reset_control(request("crawl"))).unwrap();
+    env.block_on(changed(async || control.pause_control(request("crawl")).await));
+    env.block_on(changed(async || control.reset_control(request("crawl")).await));
     let running = v1::ApplicationControl {
         state: v1::RunState::Running.into(),
         rate: None,
@@ -178,9 +178,8 @@ fn change_continues_from_followed_position() {
     let env = SchedulerEnv::new(SchedulerEnv::builder("tail-control"));
     let mut scheduler = env.start("a");
     let mut control = connect(&env, &mut scheduler);
-    let revision = |changed: tonic::Response<v1::Control>| changed.into_inner().revision;
-    let paused = env.block_on(control.pause_control(request(PAUSED))).unwrap();
-    assert_eq!(revision(paused), 1);
+    let paused = env.block_on(changed(async || control.pause_control(request(PAUSED)).await));
+    assert_eq!(paused.revision, 1);
     // Who reads the topic from its start finds no value.
     let (brokers, topic) = (&env.kafka.brokers, control_topic(&env));
     let reader = TopicReader::new(&env.kafka, std::slice::from_ref(&topic)).unwrap();
@@ -191,8 +190,8 @@ fn change_continues_from_followed_position() {
         expected_revision: Some(1),
         ..request(PAUSED)
     };
-    let resumed = env.block_on(control.resume_control(resume)).unwrap();
-    assert_eq!(revision(resumed), 2);
+    let resumed = env.block_on(changed(async || control.resume_control(resume.clone()).await));
+    assert_eq!(resumed.revision, 2);
 }
 
 #[test]
@@ -200,7 +199,7 @@ fn missing_topic_keeps_last_values() {
     let env = SchedulerEnv::new(SchedulerEnv::builder("gone-control"));
     let mut scheduler = env.start("a");
     let mut control = connect(&env, &mut scheduler);
-    env.block_on(control.pause_control(request(PAUSED))).unwrap();
+    env.block_on(changed(async || control.pause_control(request(PAUSED)).await));
     let mut sent = env.send(jobs(PAUSED, 5));
     env.watch().until_known(sent.len());
     let topic = control_topic(&env);

@@ -24,9 +24,12 @@ use redeliver_runtime::listen::Listener;
 use redeliver_scheduler::job::{Job, JobState, Kind, Payload, Priority};
 use redeliver_service::{Host, topics};
 use redeliver_testkit::kafka_request::delete_topic;
-use redeliver_testkit::{EnvBuilder, ServiceProcess, TestEnv, eventually, free_port};
+use redeliver_testkit::{
+    EnvBuilder, ServiceProcess, TestEnv, ensure, eventually, eventually_async, free_port, until_seen,
+};
 use tokio_util::sync::CancellationToken;
 use tonic::transport::{Channel, Endpoint};
+use tonic::{Code, Response, Status};
 
 use crate::oracle::{Deletion, Intent, JobSpec, Report, Seen, Sent, Topics, check};
 use crate::requests::{Request, in_millis, now};
@@ -35,6 +38,17 @@ pub(crate) use redeliver_testkit::DEADLINE;
 
 /// The applications of every environment.
 pub(crate) const APPS: [&str; 3] = ["crawl", "mail", "sms"];
+
+/// What a change results in, once Kafka takes it. On a busy machine it may not: then nothing was written.
+pub(crate) async fn changed<T>(mut change: impl AsyncFnMut() -> Result<Response<T>, Status>) -> T {
+    eventually_async("Kafka takes the change", DEADLINE, async || {
+        match change().await {
+            Err(status) if status.code() == Code::Unavailable => Err(status),
+            result => Ok(result.unwrap().into_inner()),
+        }
+    })
+    .await
+}
 
 pub(crate) struct SchedulerEnv {
     pub(crate) test: TestEnv,
@@ -259,11 +273,7 @@ impl<'a> Watch<'a> {
         eventually("jobs are known", DEADLINE, || {
             self.look_at_state();
             let known: BTreeSet<_> = self.seen.state.iter().map(|record| record.key.clone()).collect();
-            if known.len() >= count {
-                Ok(())
-            } else {
-                Err(format!("{} of {count}", known.len()))
-            }
+            ensure(known.len() >= count, format!("{} of {count}", known.len()))
         });
     }
 
@@ -344,10 +354,7 @@ impl<'a> Watch<'a> {
     /// Waits until this many jobs have ended.
     #[track_caller]
     pub(crate) fn until_jobs_ended(&mut self, count: usize) {
-        eventually("jobs end", DEADLINE, || match self.look_at_state() {
-            ended if ended >= count => Ok(()),
-            ended => Err(format!("{ended} of {count}")),
-        });
+        until_seen("jobs end", || self.look_at_state(), |ended| *ended >= count);
     }
 
     /// Waits until all requests have a final outcome. Then sends one more job to each shard and waits until they are
@@ -386,11 +393,7 @@ impl<'a> Watch<'a> {
             }
             self.look();
             let report = check(sent, &self.env.topics, &self.seen);
-            if report.waiting.is_empty() {
-                Ok(())
-            } else {
-                Err(report.to_string())
-            }
+            ensure(report.waiting.is_empty(), report.to_string())
         });
     }
 }

@@ -6,7 +6,7 @@ use std::time::Duration;
 use redeliver_core::headers::{self, DISPATCHED_AT, JOB_ID, ReservedHeaders, SCHEDULED_TIME};
 use redeliver_core::{JobId, Record, Timestamp};
 use redeliver_proto::{Message as _, v1};
-use redeliver_testkit::{ChaosPermit, LocalRedis, ServiceProcess, eventually};
+use redeliver_testkit::{ChaosPermit, LocalRedis, ServiceProcess, eventually, until_seen};
 
 use crate::env::{DEADLINE, SchedulerEnv, header, id};
 use crate::index::own_redis::Raw;
@@ -93,12 +93,7 @@ fn distant_jobs_delay_no_due_jobs() {
         Request::protobuf(JobSpec::new("mail", format!("{n}")).at(due))
     });
     let sent = env.send(jobs.collect());
-    eventually("the index contains the jobs", DEADLINE, || {
-        match redis.waiting(&env) {
-            waiting if waiting >= JOBS as u64 => Ok(()),
-            waiting => Err(waiting),
-        }
-    });
+    until_seen("waiting jobs", || redis.waiting(&env), |n| *n >= JOBS as u64);
     let limit = redis.used(&env) + ROOM;
     redis.set_limit(&env, limit);
 
@@ -148,30 +143,23 @@ fn distant_jobs_delay_no_due_jobs() {
     assert_dispatched_once(&watch.seen.apps, &soon);
 
     // A scheduler takes over the shards although Redis is full.
-    scheduler.kill_9();
-    scheduler.start_again();
-    scheduler.until_ready();
+    scheduler.kill_and_restart();
     let overdue = env.send(vec![Request::protobuf(JobSpec::new("sms", "after the restart"))]);
     watch.until_jobs_ended(expected + 2);
 
     // With more memory, distant jobs are accepted again without a restart.
     redis.set_limit(&env, 10 * limit);
     let until_ready = |scheduler: &mut ServiceProcess| {
-        eventually("no job is rejected any more", DEADLINE, || {
-            match scheduler.get("/readyz") {
-                (200, body) if !body.contains("rejecting") => Ok(()),
-                (status, body) => Err(format!("{status} {body}")),
-            }
+        scheduler.until_readyz("no job is rejected", |status, body| {
+            status == 200 && !body.contains("rejecting")
         });
     };
     until_ready(&mut scheduler);
     let refused_before = commands(&mut scheduler, "no_room");
     let again = flood(&env);
-    eventually("distant jobs are accepted", DEADLINE, || {
-        match commands(&mut scheduler, "accepted") {
-            accepted if accepted >= again.len() as u64 => Ok(()),
-            accepted => Err(accepted),
-        }
+    let accepted = || commands(&mut scheduler, "accepted");
+    until_seen("distant jobs are accepted", accepted, |&accepted| {
+        accepted >= again.len() as u64
     });
     assert_eq!(commands(&mut scheduler, "no_room"), refused_before);
 
@@ -201,14 +189,7 @@ fn distant_jobs_delay_no_due_jobs() {
         .values()
         .filter(|job| job.state() == v1::JobState::Scheduled)
         .count() as u64;
-    eventually(
-        "the index contains the scheduled jobs",
-        DEADLINE,
-        || match redis.waiting(&env) {
-            waiting if waiting == scheduled => Ok(()),
-            waiting => Err(format!("{waiting} of {scheduled}")),
-        },
-    );
+    until_seen("waiting jobs", || redis.waiting(&env), |n| *n == scheduled);
     assert_eq!(watch.seen.apps.len(), expected + overdue.len());
     drop(redis.local);
 }

@@ -43,9 +43,7 @@ fn growing_ingest_topic_halts_schedulers() {
     assert!(moved > 0);
     old.until_not_ready(&has);
     assert!(old.has_never_ended());
-    old.shut_down();
-    old.start_again();
-    old.until_ready();
+    old.restart();
     new.until_ready();
     let mut watch = env.watch();
     watch.settle(&mut sent);

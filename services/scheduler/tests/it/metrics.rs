@@ -3,10 +3,9 @@
 use std::collections::BTreeMap;
 
 use redeliver_core::Timestamp;
-use redeliver_testkit::eventually;
 use redeliver_testkit::kafka_request::{configure_topic, delete_topic};
 
-use crate::env::{DEADLINE, SchedulerEnv, id};
+use crate::env::{SchedulerEnv, id};
 use crate::oracle::{JobSpec, When};
 use crate::requests::{Request, in_millis, now};
 
@@ -121,12 +120,7 @@ fn counters_follow_outcomes() {
     // Another process takes over, and the keys count there.
     let mut other = env.start("b");
     scheduler.shut_down();
-    eventually("the keys are counted by the new owner", DEADLINE, || match other
-        .metric("redeliver_scheduler_idempotency_keys")
-    {
-        2 => Ok(()),
-        keys => Err(keys),
-    });
+    other.until_metric("redeliver_scheduler_idempotency_keys", |keys| keys == 2);
 }
 
 #[test]

@@ -16,11 +16,8 @@ const GONE: &str = "sms";
 
 #[track_caller]
 fn until_waiting(scheduler: &mut ServiceProcess, jobs: u64) {
-    eventually("jobs wait for the topic", DEADLINE, || {
-        match scheduler.metric("redeliver_scheduler_unavailable_topic_jobs") {
-            waiting if waiting == jobs => Ok(()),
-            waiting => Err(format!("{waiting} of {jobs}")),
-        }
+    scheduler.until_metric("redeliver_scheduler_unavailable_topic_jobs", |waiting| {
+        waiting == jobs
     });
 }
 

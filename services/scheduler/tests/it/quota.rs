@@ -1,8 +1,8 @@
 //! Quotas of applications, which outlive the scheduler and Redis.
 
-use redeliver_testkit::{LocalRedis, ServiceProcess, eventually};
+use redeliver_testkit::{LocalRedis, ServiceProcess};
 
-use crate::env::{DEADLINE, SchedulerEnv, id};
+use crate::env::{SchedulerEnv, id};
 use crate::index::own_redis::Raw;
 use crate::oracle::{Intent, JobSpec, Sent, When};
 use crate::requests::{Request, in_millis};
@@ -18,12 +18,7 @@ fn until_refused(scheduler: &mut ServiceProcess, jobs: u64) {
 
 fn until_counted(scheduler: &mut ServiceProcess, outcome: &str, commands: u64) {
     let metric = format!("redeliver_scheduler_commands_total{{outcome=\"{outcome}\"}}");
-    eventually("commands have this outcome", DEADLINE, || {
-        match scheduler.metric(&metric) {
-            count if count == commands => Ok(()),
-            count => Err(format!("{count} of {commands} {outcome}")),
-        }
-    });
+    scheduler.until_metric(&metric, |count| count == commands);
 }
 
 #[test]

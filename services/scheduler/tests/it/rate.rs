@@ -2,9 +2,8 @@
 
 use redeliver_core::Record;
 use redeliver_core::job::Priority;
-use redeliver_testkit::eventually;
 
-use crate::env::{DEADLINE, SchedulerEnv, header};
+use crate::env::{SchedulerEnv, header};
 use crate::oracle::JobSpec;
 use crate::requests::{Request, in_millis};
 
@@ -31,10 +30,7 @@ fn resumed_application_dispatches_by_priority() {
     let mut watch = env.watch();
     watch.until_jobs_ended(others.len());
     let jobs = format!("redeliver_scheduler_paused_jobs{{lane=\"scheduler-0\",app=\"{PAUSED}\"}}");
-    eventually("all jobs wait", DEADLINE, || match paused.metric(&jobs) {
-        count if count == sent.len() as u64 => Ok(()),
-        count => Err(count),
-    });
+    paused.until_metric(&jobs, |count| count == sent.len() as u64);
     paused.until_ready_but(&format!("paused applications: {PAUSED}"));
     paused.shut_down();
     let _resumed = env.start("a");

@@ -28,9 +28,7 @@ fn later_jobs_are_dispatched_exactly_once() {
     scheduler.until_not_ready(problem);
     assert!(scheduler.output().contains(problem), "{}", scheduler.output());
     sent.extend(env.send(jobs("meanwhile", 5, 500)));
-    scheduler.shut_down();
-    scheduler.start_again();
-    scheduler.until_ready();
+    scheduler.restart();
     sent.extend(env.send(jobs("afterwards", 5, 500)));
     let mut watch = env.watch();
     watch.until_jobs_ended(sent.len());

@@ -10,7 +10,7 @@ use redeliver_proto::v1::schedule_spec::Timing;
 use redeliver_proto::{CONTENT_TYPE, Message as _, v1};
 use redeliver_scheduler::schedules::shard;
 use redeliver_testkit::kafka_request::create_partitions;
-use redeliver_testkit::{LocalRedis, eventually};
+use redeliver_testkit::{LocalRedis, ensure, eventually};
 
 use crate::env::{DEADLINE, SchedulerEnv, Watch, header};
 use crate::index::own_redis::Raw;
@@ -79,7 +79,7 @@ impl EachSecond {
         eventually("occurrences are dispatched", DEADLINE, || {
             watch.look();
             let found = watch.seen.apps.len();
-            if found >= expected { Ok(()) } else { Err(found) }
+            ensure(found >= expected, found)
         });
     }
 
@@ -152,8 +152,6 @@ fn growing_topic_repeats_no_occurrence() {
     }
     env.grown_to(5);
     scheduler.until_not_ready("has 5 partitions; it had 2");
-    scheduler.shut_down();
-    scheduler.start_again();
-    scheduler.until_ready();
+    scheduler.restart();
     schedules.until_finished(&mut env.watch());
 }

@@ -7,7 +7,7 @@ use redeliver_core::{Headers, Output};
 use redeliver_kafka::KafkaSettings;
 use redeliver_kafka::producer::Producer;
 use redeliver_kafka::reader::TopicReader;
-use redeliver_testkit::{LocalKafka, LocalRedis, ServiceProcess, binary, eventually};
+use redeliver_testkit::{LocalKafka, LocalRedis, ServiceProcess, binary, ensure, eventually};
 
 use crate::env::{DEADLINE, SchedulerEnv, header};
 use crate::index::own_redis::Raw;
@@ -24,7 +24,7 @@ fn scheduler_waits_for_redis() {
     let until_redis_is = |scheduler: &mut ServiceProcess, up: u64| {
         eventually("the metric is updated", DEADLINE, || {
             let value = scheduler.metric("redeliver_scheduler_redis_up");
-            if value == up { Ok(()) } else { Err(value) }
+            ensure(value == up, value)
         });
     };
     until_redis_is(&mut scheduler, 0);

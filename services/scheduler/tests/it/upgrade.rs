@@ -94,12 +94,7 @@ fn due_jobs(env: &SchedulerEnv, name: &str) -> (Vec<Sent>, Vec<Sent>) {
 }
 
 fn until_one_shard_is_live(scheduler: &mut ServiceProcess) {
-    eventually("the shard is not live", DEADLINE, || {
-        match scheduler.metric("redeliver_scheduler_live_shards") {
-            1 => Ok(()),
-            live => Err(live),
-        }
-    });
+    scheduler.until_metric("redeliver_scheduler_live_shards", |live| live == 1);
 }
 
 #[test]

@@ -57,8 +57,8 @@ async fn disclosures_are_recorded_for_auditors() {
     let id = format!("{orders}/0/0");
     // Nothing of this is a payload.
     watched(&mut metadata, "", &mut answers).await;
-    get(&mut metadata, &id).await.unwrap();
-    payload(&mut metadata, &id).await.unwrap_err();
+    get_letter(&mut metadata, &id).await.unwrap();
+    get_payload(&mut metadata, &id).await.unwrap_err();
 
     let mut eve = callers.client(&channel, "eve");
     let own = format!(r#"topic = "{orders}""#);
@@ -67,10 +67,10 @@ async fn disclosures_are_recorded_for_auditors() {
         ..full("")
     };
     eve.list_dead_letters(basic).await.unwrap();
-    get(&mut eve, &id).await.unwrap();
+    get_letter(&mut eve, &id).await.unwrap();
     assert_eq!(pages(&mut eve, &own, &mut answers).await.len(), 2);
     assert_eq!(watched(&mut eve, &own, &mut answers).await.len(), 2);
-    payload(&mut eve, &id).await.unwrap();
+    get_payload(&mut eve, &id).await.unwrap();
 
     let mut auditor = audit_client(&callers, &channel, "auditor");
     let all = entries(&mut auditor, v1::ListAuditEntriesRequest::default(), 1).await;
@@ -149,7 +149,7 @@ async fn disclosures_are_recorded_for_auditors() {
         assert_eq!(answers.refused(refused), denied(), "{caller}");
     }
     assert_eq!(
-        answers.refused(get(&mut callers.client(&channel, "auditor"), &id).await),
+        answers.refused(get_letter(&mut callers.client(&channel, "auditor"), &id).await),
         denied()
     );
 
@@ -206,14 +206,11 @@ async fn no_audit_topic_no_payload() {
     let unavailable = (Code::Unavailable, "AUDIT_UNAVAILABLE".to_owned());
     // A broker accepts records for a moment after it has confirmed the deletion.
     eventually_async("the topic is gone", DEADLINE, async || {
-        match payload(&mut eve, &id).await {
-            Ok(_) => Err("an entry was written"),
-            Err(_) => Ok(()),
-        }
+        ensure(get_payload(&mut eve, &id).await.is_err(), "an entry was written")
     })
     .await;
-    assert_eq!(answers.refused(payload(&mut eve, &id).await), unavailable);
-    assert_eq!(answers.refused(get(&mut eve, &id).await), unavailable);
+    assert_eq!(answers.refused(get_payload(&mut eve, &id).await), unavailable);
+    assert_eq!(answers.refused(get_letter(&mut eve, &id).await), unavailable);
     assert_eq!(
         answers.refused(eve.list_dead_letters(full("")).await),
         unavailable
@@ -250,7 +247,7 @@ async fn no_audit_topic_no_payload() {
     callers.env.base.set("kafka.topics.create", "false");
     let mut inspector = callers.env.start().await;
     let mut eve = callers.client(&inspector.channel().await, "eve");
-    assert!(payload(&mut eve, &id).await.is_ok());
+    assert!(get_payload(&mut eve, &id).await.is_ok());
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -286,8 +283,9 @@ async fn entry_has_reason_and_no_secrets() {
         filter: filter.clone(),
         ..v1::PlanRedriveRequest::default()
     };
-    let planned = callers.redrives(&channel, "eve").plan_redrive(request).await;
-    assert_eq!(planned.unwrap().into_inner().filter, recorded);
+    let mut redrives = callers.redrives(&channel, "eve");
+    let planned = changed(async || redrives.plan_redrive(request.clone()).await).await;
+    assert_eq!(planned.filter, recorded);
     let mut auditor = audit_client(&callers, &channel, "auditor");
     let all = entries(&mut auditor, v1::ListAuditEntriesRequest::default(), 100).await;
     for (action, reason) in [("dead-letters.list", "St\u{f6}rung\n4711"), ("redrives.plan", "")] {
@@ -307,12 +305,10 @@ async fn disclosure_creates_no_audit_topic() {
     env.put(&topic, 0, vec![dead("k", "v", &[])]).await;
     let mut inspector = env.start().await;
     inspector.until_listed("", 1).await;
-    let request = v1::GetDeadLetterRequest {
-        id: format!("{topic}/0/0"),
-    };
+    let id = format!("{topic}/0/0");
     let mut client = inspector.client().await;
     // From now on, the inspector knows the topic, and its producer asks for it again.
-    client.get_dead_letter(request.clone()).await.unwrap();
+    get_letter(&mut client, &id).await.unwrap();
     let audit = format!("{}-audit", env.base.name());
     delete_topic(&kafka.brokers(), &audit);
     let names = async || {
@@ -321,16 +317,10 @@ async fn disclosure_creates_no_audit_topic() {
     };
     // The broker may still accept records for a moment.
     eventually_async("the topic is deleted", DEADLINE, async || {
-        match names().await?.contains(&audit) {
-            true => Err("it exists".to_owned()),
-            false => Ok(()),
-        }
+        ensure(!names().await?.contains(&audit), "it exists".to_owned())
     })
     .await;
-    let refused = client.get_dead_letter(request).await;
-    assert_eq!(
-        reason(&refused.unwrap_err()).as_deref(),
-        Some("AUDIT_UNAVAILABLE")
-    );
+    let refused = reason(&get_letter(&mut client, &id).await.unwrap_err());
+    assert_eq!(refused.as_deref(), Some("AUDIT_UNAVAILABLE"));
     assert!(!names().await.unwrap().contains(&audit));
 }

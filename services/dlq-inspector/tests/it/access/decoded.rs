@@ -4,7 +4,7 @@ use redeliver_testkit::{FakeEndpoint, LocalSchemaRegistry, Reply};
 use serde_json::Value;
 
 use super::*;
-use crate::support::Dead;
+use crate::support::{Dead, get_page};
 
 /// What is masked in values.
 const SECRET: &str = "pan-4111";
@@ -31,21 +31,16 @@ fn string(text: &str) -> Vec<u8> {
 }
 
 /// The ids that match, in order, in a complete answer.
-async fn matching(client: &TokenClient, filter: &str) -> Vec<String> {
-    let request = v1::ListDeadLettersRequest {
-        filter: filter.to_owned(),
-        ..v1::ListDeadLettersRequest::default()
-    };
-    let page = client.clone().list_dead_letters(request).await;
-    let page = page.unwrap().into_inner();
+async fn matching(client: &Client, filter: &str) -> Vec<String> {
+    let page = get_page(&mut client.clone(), filter).await.unwrap();
     assert!(page.completeness.unwrap().complete);
     let mut ids: Vec<String> = page.dead_letters.into_iter().map(|letter| letter.id).collect();
     ids.sort();
     ids
 }
 
-async fn decoded(client: &mut TokenClient, id: &str) -> Option<v1::DecodedValue> {
-    get(client, id).await.unwrap().decoded
+async fn decoded(client: &mut Client, id: &str) -> Option<v1::DecodedValue> {
+    get_letter(client, id).await.unwrap().decoded
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -158,7 +153,7 @@ async fn decoded_values_contain_nothing_masked() {
     let mut masked = callers.client(&channel, "masked");
     let mut answers = Answers::default();
     for (offset, (.., expected)) in whole.iter().enumerate() {
-        let letter = get(&mut masked, &id(&orders, offset)).await.unwrap();
+        let letter = get_letter(&mut masked, &id(&orders, offset)).await.unwrap();
         answers.add(&letter);
         let expected = expected.to_string().replace(SECRET, "<masked>");
         let found: Value = serde_json::from_str(&letter.decoded.unwrap().json).unwrap();
@@ -173,7 +168,7 @@ async fn decoded_values_contain_nothing_masked() {
         assert_eq!(of_letter.paths.len(), 1);
     }
     for offset in 4..9 {
-        answers.add(&get(&mut masked, &id(&orders, offset)).await.unwrap());
+        answers.add(&get_letter(&mut masked, &id(&orders, offset)).await.unwrap());
     }
     // How large a value is tells something of what is masked in it.
     for offset in [5, 8] {
@@ -185,7 +180,7 @@ async fn decoded_values_contain_nothing_masked() {
     let found = decoded(&mut masked, &id(&people, 0)).await.unwrap();
     assert!(found.json.contains(SECRET));
     let mut metadata = callers.client(&channel, "metadata");
-    let letter = get(&mut metadata, &id(&people, 0)).await.unwrap();
+    let letter = get_letter(&mut metadata, &id(&people, 0)).await.unwrap();
     assert_eq!(letter.decoded, None);
 
     // The CLI.
@@ -213,13 +208,10 @@ async fn decoded_values_contain_nothing_masked() {
     assert!(!decoded(&mut all, &id(&orders, 0)).await.unwrap().json.is_empty());
     callers.env.put(&people, 0, vec![letter_of(4_242)]).await;
     let last = id(&people, 9);
-    eventually_async("the last dead letter", DEADLINE, async || {
-        get(&mut all.clone(), &last)
-            .await
-            .map_err(|status| status.to_string())
+    let letter = eventually_async("the last dead letter", DEADLINE, async || {
+        get_letter(&mut all.clone(), &last).await
     })
     .await;
-    let letter = get(&mut all, &last).await.unwrap();
     assert!(letter.value.is_some());
     let found = letter.decoded.unwrap();
     assert_eq!(

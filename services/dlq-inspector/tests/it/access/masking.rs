@@ -4,9 +4,9 @@ use std::collections::BTreeSet;
 use std::time::Duration;
 
 use bytes::Bytes;
+use prost_reflect::{DynamicMessage, MessageDescriptor};
 use redeliver_core::{Clock as _, Record, SystemClock};
 use redeliver_kafka::reader::TopicReader;
-use redeliver_proto::convert::to_timestamp;
 use redeliver_proto::v1::find_records_request::By;
 use redeliver_testkit::unique;
 use tonic::Request;
@@ -14,6 +14,7 @@ use tonic::client::Grpc;
 
 use super::*;
 use crate::fuzz::{Raw, methods};
+use crate::redrive::{change, taken};
 use crate::support::Dead;
 use crate::waiting::waiting;
 
@@ -71,7 +72,7 @@ fn letters() -> Vec<Dead> {
 }
 
 /// Waits until a topic has this many dead letters.
-async fn until(client: &TokenClient, topic: &str, count: usize) {
+async fn until(client: &Client, topic: &str, count: usize) {
     until_listed(client, &format!(r#"topic = "{topic}""#), count).await;
 }
 
@@ -173,7 +174,9 @@ async fn answers_contain_nothing_masked() {
         assert_eq!(pages(&mut client, &own, &mut answers).await.len(), 3);
         assert_eq!(watched(&mut client, &own, &mut answers).await.len(), 3);
         for offset in 0..3 {
-            let letter = get(&mut client, &format!("{orders}/0/{offset}")).await.unwrap();
+            let letter = get_letter(&mut client, &format!("{orders}/0/{offset}"))
+                .await
+                .unwrap();
             assert!(letter.masked.is_some());
             answers.add(&letter);
         }
@@ -186,8 +189,7 @@ async fn answers_contain_nothing_masked() {
         );
         assert_eq!(grouped.len(), 2);
         for group in grouped {
-            let request = v1::GetGroupRequest { id: group.id };
-            answers.add(&client.get_group(request).await.unwrap().into_inner());
+            answers.add(&get_group(&mut client, &group.id).await.unwrap());
         }
         assert_eq!(topics(&mut client, &own, &mut answers).await.len(), 1);
         // What tells something about the masked parts matches nothing in the topic, whatever is true.
@@ -245,14 +247,16 @@ async fn answers_contain_nothing_masked() {
     );
 
     // The payload is masked as in lists, or refused.
-    let value = payload(&mut client, &format!("{orders}/0/0")).await.unwrap();
+    let value = get_payload(&mut client, &format!("{orders}/0/0")).await.unwrap();
     assert_eq!(Some(&value[..]), redeliver.value.as_deref());
     assert_eq!(
-        answers.refused(payload(&mut client, &format!("{orders}/0/2")).await),
+        answers.refused(get_payload(&mut client, &format!("{orders}/0/2")).await),
         denied()
     );
-    assert!(payload(&mut client, &format!("{people}/0/2")).await.is_ok());
-    let unmasked = payload(&mut everything, &format!("{orders}/0/2")).await.unwrap();
+    assert!(get_payload(&mut client, &format!("{people}/0/2")).await.is_ok());
+    let unmasked = get_payload(&mut everything, &format!("{orders}/0/2"))
+        .await
+        .unwrap();
     assert!(unmasked.starts_with(MASKED[5].as_bytes()));
 
     // The CLI shows what the calls return.
@@ -330,22 +334,16 @@ async fn no_method_answers_what_is_masked() {
     ];
     let mut callers = Callers::without_dead_letters("masked-methods", &scopes).await;
     let [orders, _] = callers.topics.clone();
-    let pipeline = orders.strip_suffix("-dlq").unwrap().to_owned();
+    let pipeline = callers.set_pipeline(0);
+    let control = format!("{}-control", callers.env.base.name());
     for (key, value) in [
-        ("dlq_inspector.masking".to_owned(), RULES.to_owned()),
-        ("dlq_inspector.redrive.edit".to_owned(), "true".to_owned()),
-        (
-            "control.topic".to_owned(),
-            format!("{}-control", callers.env.base.name()),
-        ),
-        (
-            format!("pipelines.{pipeline}.retry"),
-            "{ tiers: [2h] }".to_owned(),
-        ),
-        ("scheduler.apps.shop.topic".to_owned(), pipeline.clone()),
-        ("waiting_actions.enabled".to_owned(), "true".to_owned()),
+        ("dlq_inspector.masking", RULES),
+        ("dlq_inspector.redrive.edit", "true"),
+        ("control.topic", &control),
+        ("scheduler.apps.shop.topic", &pipeline),
+        ("waiting_actions.enabled", "true"),
     ] {
-        callers.env.base.set(&key, &value);
+        callers.env.base.set(key, value);
     }
     callers.env.put(&orders, 0, letters()).await;
     let tier: Arc<str> = format!("{pipeline}-retry-2h").into();
@@ -382,8 +380,7 @@ async fn no_method_answers_what_is_masked() {
         MASKED[0], MASKED[3], MASKED[2]
     );
     let mut everything = callers.redrives(&channel, "all");
-    let searched = everything.plan_redrive(discards(search.clone())).await.unwrap();
-    let searched = searched.into_inner();
+    let searched = changed(async || everything.plan_redrive(discards(search.clone())).await).await;
     assert_eq!(searched.total, 3);
     assert!(searched.filter.contains("<value>"), "{}", searched.filter);
     answers.add(&searched);
@@ -398,21 +395,13 @@ async fn no_method_answers_what_is_masked() {
     }
     // A job that has ended, with an entry in the audit log.
     let one = discards(format!(r#"id = "{orders}/0/2""#));
-    let ended = redrives.plan_redrive(one).await.unwrap().into_inner();
-    let change = v1::ChangeRedriveRequest {
-        id: ended.id,
-        ..v1::ChangeRedriveRequest::default()
-    };
-    answers.add(&redrives.start_redrive(change).await.unwrap().into_inner());
+    let ended = changed(async || redrives.plan_redrive(one.clone()).await).await;
+    let start = change(&ended.id);
+    answers.add(&changed(async || redrives.start_redrive(start.clone()).await).await);
     until_listed(&client, &format!("{own} AND state = DISCARDED"), 1).await;
-    let plan = discards(own.clone());
-    let planned = answer(
-        raw(),
-        "/redeliver.v1.RedriveService/PlanRedrive",
-        plan.encode_to_vec(),
-    )
-    .await;
-    let job = v1::Redrive::decode(planned.unwrap().remove(0)).unwrap().id;
+    let job = changed(async || redrives.plan_redrive(discards(own.clone())).await)
+        .await
+        .id;
 
     let id = format!("{orders}/0/0");
     let redrive = v1::PlanRedriveRequest {
@@ -421,249 +410,115 @@ async fn no_method_answers_what_is_masked() {
         destination: pipeline.clone(),
         ..v1::PlanRedriveRequest::default()
     };
-    let previewed = redrives.plan_redrive(redrive).await.unwrap().into_inner().id;
-    let position = v1::Position {
-        topic: tier.to_string(),
-        partition: 0,
-        offset: 0,
-    };
-    let retry = v1::ActOnWaitingRecordsRequest {
-        positions: vec![position.clone()],
-        action: v1::WaitingAction::Retry.into(),
-        request_id: unique("masked"),
-        ..v1::ActOnWaitingRecordsRequest::default()
-    };
+    let previewed = changed(async || redrives.plan_redrive(redrive.clone()).await)
+        .await
+        .id;
     let outcomes = v1::GetJobOutcomesRequest {
         id: JOB.to_owned(),
         topic: pipeline.clone(),
     };
-    redeliver_testkit::eventually_async("the job is known", DEADLINE, async || {
+    eventually_async("the job is known", DEADLINE, async || {
         let path = "/redeliver.v1.WaitingService/GetJobOutcomes";
         let messages = answer(raw(), path, outcomes.encode_to_vec()).await.unwrap();
         let answered = v1::GetJobOutcomesResponse::decode(messages[0].clone()).unwrap();
         let outcome = &answered.outcomes[0];
-        match (outcome.state(), &*outcome.error_code) {
-            (v1::JobOutcomeState::Waiting, "http.503") => Ok(()),
-            _ => Err(format!("{answered:?}")),
-        }
+        let found = (outcome.state(), &*outcome.error_code);
+        let waits = found == (v1::JobOutcomeState::Waiting, "http.503");
+        ensure(waits, format!("{answered:?}"))
     })
     .await;
-    let change_job = || {
-        let change = v1::ChangeRedriveRequest {
-            id: job.clone(),
-            ..v1::ChangeRedriveRequest::default()
-        };
-        change.encode_to_vec()
-    };
     // It waits while it is changed.
-    let start = v1::ChangeRedriveRequest {
-        id: job.clone(),
-        start_at: Some(to_timestamp(SystemClock.now().after(Duration::from_secs(3_600)))),
-        ..v1::ChangeRedriveRequest::default()
-    };
-    let change_control = |name: &str| {
-        let change = v1::ChangeControlRequest {
-            name: name.to_owned(),
-            ..v1::ChangeControlRequest::default()
-        };
-        change.encode_to_vec()
-    };
-    let change_group = || {
-        let change = v1::ChangeGroupRequest {
-            id: group.clone(),
-            ..v1::ChangeGroupRequest::default()
-        };
-        change.encode_to_vec()
-    };
-    let (tier, whole_tier) = (format!("tier/{pipeline}/2h"), "tier/2h".to_owned());
-    let controlled = format!("pipeline/{pipeline}");
-    let edit = v1::RedriveEdit {
-        value: Some(v1::EditedBytes::default()),
-        ..v1::RedriveEdit::default()
-    };
+    let start_at = SystemClock.now().after(Duration::from_secs(3_600)).to_string();
+    let position = json!({ "topic": &*tier, "partition": 0, "offset": 0 });
+    let request_id = unique("masked");
+    let (of_group, of_job) = (json!({ "id": group }), json!({ "id": job }));
+    let of_tier = json!({ "name": format!("tier/{pipeline}/2h") });
+    let of_pipeline = json!({ "name": format!("pipeline/{pipeline}") });
+    let by_header = json!({ "name": "tenant", "value": "shown-header" });
+    let hash = "AAAAAAAAAAAAAAAAAAAAAA==";
+    let discards = json!({ "kind": "REDRIVE_KIND_DISCARD", "filter": own, "all_at_once": true });
+    let retry =
+        json!({ "positions": [&position], "action": "WAITING_ACTION_RETRY", "request_id": &request_id });
     let calls = [
-        ("AccessService/GetAccess", Vec::new()),
+        ("AccessService/GetAccess", json!({})),
+        ("AuditService/ListAuditEntries", json!({})),
+        ("ControlService/GetControl", of_tier.clone()),
+        ("ControlService/PauseControl", of_pipeline.clone()),
+        ("ControlService/ListControls", json!({})),
+        ("ControlService/ResumeControl", of_pipeline),
+        ("ControlService/SetControlRate", of_tier.clone()),
+        ("ControlService/ReleaseTier", of_tier.clone()),
+        ("ControlService/ReleaseWholeTier", json!({ "name": "tier/2h" })),
+        ("ControlService/ResetControl", of_tier),
         (
-            "AuditService/ListAuditEntries",
-            v1::ListAuditEntriesRequest::default().encode_to_vec(),
+            "DeadLetterService/ListDeadLetters",
+            json!({ "filter": own, "view": "DEAD_LETTER_VIEW_FULL" }),
         ),
-        (
-            "ControlService/GetControl",
-            v1::GetControlRequest { name: tier.clone() }.encode_to_vec(),
-        ),
-        ("ControlService/PauseControl", change_control(&controlled)),
-        (
-            "ControlService/ListControls",
-            v1::ListControlsRequest::default().encode_to_vec(),
-        ),
-        ("ControlService/ResumeControl", change_control(&controlled)),
-        (
-            "ControlService/SetControlRate",
-            v1::SetControlRateRequest {
-                name: tier.clone(),
-                ..v1::SetControlRateRequest::default()
-            }
-            .encode_to_vec(),
-        ),
-        ("ControlService/ReleaseTier", change_control(&tier)),
-        (
-            "ControlService/ReleaseWholeTier",
-            v1::ReleaseWholeTierRequest {
-                name: whole_tier,
-                ..v1::ReleaseWholeTierRequest::default()
-            }
-            .encode_to_vec(),
-        ),
-        ("ControlService/ResetControl", change_control(&tier)),
-        ("DeadLetterService/ListDeadLetters", full(&own).encode_to_vec()),
-        (
-            "DeadLetterService/GetDeadLetter",
-            v1::GetDeadLetterRequest { id: id.clone() }.encode_to_vec(),
-        ),
-        (
-            "DeadLetterService/ReadPayload",
-            v1::ReadPayloadRequest { id: id.clone() }.encode_to_vec(),
-        ),
-        (
-            "DeadLetterService/GetDeadLetterStats",
-            v1::GetDeadLetterStatsRequest::default().encode_to_vec(),
-        ),
-        (
-            "DeadLetterService/ListGroups",
-            v1::ListGroupsRequest::default().encode_to_vec(),
-        ),
-        (
-            "DeadLetterService/GetGroup",
-            v1::GetGroupRequest { id: group.clone() }.encode_to_vec(),
-        ),
-        ("DeadLetterService/ResolveGroup", change_group()),
+        ("DeadLetterService/GetDeadLetter", json!({ "id": id })),
+        ("DeadLetterService/ReadPayload", json!({ "id": id })),
+        ("DeadLetterService/GetDeadLetterStats", json!({})),
+        ("DeadLetterService/ListGroups", json!({})),
+        ("DeadLetterService/GetGroup", of_group.clone()),
+        ("DeadLetterService/ResolveGroup", of_group.clone()),
         (
             "DeadLetterService/MuteGroup",
-            v1::MuteGroupRequest {
-                id: group.clone(),
-                reason: "known".to_owned(),
-                ..v1::MuteGroupRequest::default()
-            }
-            .encode_to_vec(),
+            json!({ "id": group, "reason": "known" }),
         ),
-        ("DeadLetterService/ReopenGroup", change_group()),
+        ("DeadLetterService/ReopenGroup", of_group),
         (
             "DeadLetterService/AnnotateGroup",
-            v1::AnnotateGroupRequest {
-                id: group.clone(),
-                note: "shown".to_owned(),
-                ..v1::AnnotateGroupRequest::default()
-            }
-            .encode_to_vec(),
+            json!({ "id": group, "note": "shown" }),
         ),
         // Above, because it does not end.
-        ("DeadLetterService/WatchDeadLetters", Vec::new()),
-        ("RedriveService/PlanRedrive", plan.encode_to_vec()),
+        ("DeadLetterService/WatchDeadLetters", json!({})),
+        ("RedriveService/PlanRedrive", discards),
         (
             "RedriveService/PlanEdit",
-            v1::PlanEditRequest {
-                id: id.clone(),
-                content_hash: vec![0; 16].into(),
-                edit: Some(edit),
-                ..v1::PlanEditRequest::default()
-            }
-            .encode_to_vec(),
+            json!({ "id": id, "content_hash": hash, "edit": { "value": {} } }),
         ),
-        ("RedriveService/StartRedrive", start.encode_to_vec()),
+        (
+            "RedriveService/StartRedrive",
+            json!({ "id": job, "start_at": start_at }),
+        ),
         (
             "RedriveService/SetRedriveRate",
-            v1::SetRedriveRateRequest {
-                id: job.clone(),
-                rate_per_second: 1,
-                ..v1::SetRedriveRateRequest::default()
-            }
-            .encode_to_vec(),
+            json!({ "id": job, "rate_per_second": 1 }),
         ),
-        ("RedriveService/PauseRedrive", change_job()),
-        ("RedriveService/ResumeRedrive", change_job()),
-        ("RedriveService/CancelRedrive", change_job()),
+        ("RedriveService/PauseRedrive", of_job.clone()),
+        ("RedriveService/ResumeRedrive", of_job.clone()),
+        ("RedriveService/CancelRedrive", of_job.clone()),
+        ("RedriveService/GetRedrive", of_job.clone()),
+        ("RedriveService/GetRedrivePreview", json!({ "id": previewed })),
+        ("RedriveService/ListRedrives", json!({})),
+        ("RedriveService/ListRedriveItems", of_job),
+        ("OverviewService/GetOverview", json!({})),
+        ("OverviewService/WatchOverview", json!({})),
+        ("WaitingService/ListWaiting", json!({})),
+        ("WaitingService/GetWaitingStats", json!({})),
         (
-            "RedriveService/GetRedrive",
-            v1::GetRedriveRequest { id: job.clone() }.encode_to_vec(),
+            "WaitingService/GetJobOutcomes",
+            json!({ "id": JOB, "topic": pipeline }),
         ),
-        (
-            "RedriveService/GetRedrivePreview",
-            v1::GetRedriveRequest { id: previewed }.encode_to_vec(),
-        ),
-        (
-            "RedriveService/ListRedrives",
-            v1::ListRedrivesRequest::default().encode_to_vec(),
-        ),
-        (
-            "RedriveService/ListRedriveItems",
-            v1::ListRedriveItemsRequest {
-                id: job.clone(),
-                ..v1::ListRedriveItemsRequest::default()
-            }
-            .encode_to_vec(),
-        ),
-        (
-            "OverviewService/GetOverview",
-            v1::GetOverviewRequest::default().encode_to_vec(),
-        ),
-        (
-            "OverviewService/WatchOverview",
-            v1::WatchOverviewRequest::default().encode_to_vec(),
-        ),
-        (
-            "WaitingService/ListWaiting",
-            v1::ListWaitingRequest::default().encode_to_vec(),
-        ),
-        (
-            "WaitingService/GetWaitingStats",
-            v1::GetWaitingStatsRequest::default().encode_to_vec(),
-        ),
-        ("WaitingService/GetJobOutcomes", outcomes.encode_to_vec()),
-        (
-            "WaitingService/TraceRecord",
-            v1::TraceRecordRequest {
-                position: Some(position.clone()),
-                ..v1::TraceRecordRequest::default()
-            }
-            .encode_to_vec(),
-        ),
-        (
-            "WaitingService/FindRecords",
-            v1::FindRecordsRequest {
-                by: Some(By::Header(v1::NamedText {
-                    name: "tenant".to_owned(),
-                    value: "shown-header".to_owned(),
-                })),
-                ..v1::FindRecordsRequest::default()
-            }
-            .encode_to_vec(),
-        ),
+        ("WaitingService/TraceRecord", json!({ "position": &position })),
+        ("WaitingService/FindRecords", json!({ "header": by_header })),
         (
             "WaitingService/GetWaitingRecord",
-            v1::GetWaitingRecordRequest {
-                position: Some(position),
-                ..v1::GetWaitingRecordRequest::default()
-            }
-            .encode_to_vec(),
+            json!({ "position": &position }),
         ),
-        ("WaitingService/ActOnWaitingRecords", retry.encode_to_vec()),
+        ("WaitingService/ActOnWaitingRecords", retry),
         (
             "WaitingService/GetWaitingActions",
-            v1::GetWaitingActionsRequest {
-                request_id: retry.request_id.clone(),
-            }
-            .encode_to_vec(),
+            json!({ "request_id": request_id }),
         ),
     ];
-    let served = methods();
-    let served = served.iter().map(|method| {
-        let service = method.parent_service();
-        format!("{}/{}", service.name(), method.name())
+    let served = methods().into_iter().map(|method| {
+        let name = format!("{}/{}", method.parent_service().name(), method.name());
+        (name, method.input())
     });
-    let called = calls.iter().map(|(method, _)| (*method).to_owned());
-    assert_eq!(
-        called.collect::<BTreeSet<_>>(),
-        served.collect::<BTreeSet<_>>(),
+    let served: BTreeMap<String, MessageDescriptor> = served.collect();
+    let called: BTreeSet<&str> = calls.iter().map(|(method, _)| *method).collect();
+    assert!(
+        called.into_iter().eq(served.keys()),
         "a method without a call, or a call without a method"
     );
     for (method, request) in calls {
@@ -671,7 +526,9 @@ async fn no_method_answers_what_is_masked() {
         if method.ends_with("/WatchDeadLetters") || method.ends_with("/WatchOverview") {
             continue;
         }
-        let answer = answer(raw(), &format!("/redeliver.v1.{method}"), request).await;
+        let request = DynamicMessage::deserialize(served[method].clone(), request).unwrap();
+        let path = format!("/redeliver.v1.{method}");
+        let answer = taken(async || answer(raw(), &path, request.encode_to_vec()).await).await;
         if method.ends_with("/PlanEdit") {
             // An edit needs a caller who sees everything.
             assert_eq!(answers.refused(answer), denied());
@@ -748,14 +605,8 @@ async fn pages_of_masked_values_are_bounded() {
     let mut client = callers.client(&inspector.channel().await, "masked");
     // Classes are masked, too.
     let topic = eventually_async("all dead letters", DEADLINE, async || {
-        let request = v1::GetDeadLetterStatsRequest::default();
-        let stats = client.clone().get_dead_letter_stats(request).await;
-        let topic = stats.unwrap().into_inner().topics.swap_remove(0);
-        if topic.total == COUNT as u64 {
-            Ok(topic)
-        } else {
-            Err(topic.total)
-        }
+        let topic = get_stats(&mut client.clone(), "").await.topics.swap_remove(0);
+        ensure(topic.total == COUNT as u64, topic.total).map(|()| topic)
     })
     .await;
     assert_eq!((topic.open_by_class.len(), topic.classes_masked), (0, true));

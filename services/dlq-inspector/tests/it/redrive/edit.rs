@@ -1,7 +1,5 @@
 //! Dead letters that are redriven with other contents.
 
-use redeliver_proto::v1::dead_letter_service_client::DeadLetterServiceClient;
-
 use super::*;
 
 /// What makes a request another one.
@@ -17,12 +15,11 @@ fn bytes(bytes: Option<&[u8]>) -> Option<v1::EditedBytes> {
 
 /// A request to write this value for a dead letter.
 pub(crate) async fn edit(inspector: &mut Inspector, id: &str, value: &[u8]) -> v1::PlanEditRequest {
-    let request = v1::GetDeadLetterRequest { id: id.to_owned() };
-    let letter = inspector.client().await.get_dead_letter(request).await.unwrap();
+    let letter = get_letter(&mut inspector.client().await, id).await.unwrap();
     v1::PlanEditRequest {
         observe: Some(observe(0)),
         id: id.to_owned(),
-        content_hash: letter.into_inner().content_hash,
+        content_hash: letter.content_hash,
         edit: Some(v1::RedriveEdit {
             value: bytes(Some(value)),
             ..v1::RedriveEdit::default()
@@ -36,8 +33,8 @@ pub(crate) async fn planned_edit(
     inspector: &mut Inspector,
     request: v1::PlanEditRequest,
 ) -> Result<v1::Redrive, Status> {
-    let answer = client(inspector).await.plan_edit(request).await?;
-    Ok(answer.into_inner())
+    let planned = taken(async || client(inspector).await.plan_edit(request.clone()).await).await;
+    planned.map(Response::into_inner)
 }
 
 #[track_caller]
@@ -177,19 +174,14 @@ async fn edited_record_replaces_the_original() {
     // The original is redriven: neither the other plan nor another edit writes it.
     start(&mut inspector, &unedited.id).await;
     let unedited = until(&mut inspector, &unedited.id, &ENDED).await;
-    assert_eq!(
-        (unedited.state(), unedited.skipped),
-        (v1::RedriveState::Failed, 1)
-    );
-    assert_eq!(
-        outcomes(&mut inspector, &unedited.id).await,
-        [v1::RedriveOutcome::Redriven]
-    );
+    let found = (unedited.state(), unedited.skipped);
+    assert_eq!(found, (v1::RedriveState::Failed, 1));
+    let outcomes = outcomes(&mut inspector, &unedited.id).await;
+    assert_eq!(outcomes, [v1::RedriveOutcome::Redriven]);
     inspector.until_listed("state = REDRIVEN", 1).await;
     // The original names the record that was written in its place.
-    let get = v1::GetDeadLetterRequest { id: id.clone() };
-    let original = inspector.client().await.get_dead_letter(get).await.unwrap();
-    let redriven = original.into_inner().redriven_as.unwrap();
+    let original = get_letter(&mut inspector.client().await, &id).await.unwrap();
+    let redriven = original.redriven_as.unwrap();
     assert_eq!((&redriven.redrive_id, &redriven.edited), (&job.id, &job.edited));
     let written = redriven.written.unwrap();
     assert_eq!(
@@ -239,11 +231,7 @@ async fn edit_or_original_survives_kills() {
     for inspector in &mut inspectors {
         inspector.until_listed("", COUNT).await;
     }
-    let unedited = v1::PlanRedriveRequest {
-        rate_per_second: 10,
-        ..plan(v1::RedriveKind::Redrive, "")
-    };
-    let unedited = planned(&mut inspectors[0], unedited).await.unwrap();
+    let unedited = planned(&mut inspectors[0], slowly(10)).await.unwrap();
     assert_eq!(unedited.total as usize, COUNT);
     let mut edits = Vec::new();
     for number in 0..COUNT {
@@ -295,22 +283,20 @@ async fn edit_needs_scopes_for_everything() {
         let scopes = verbs.map(|verb| format!("dead-letters:{verb}"));
         (name(lacking), scopes.collect())
     });
-    let tokens = world.set_tokens(callers);
+    let tokens = world.env.set_tokens(callers);
     let mut inspector = world.env.start().await;
     let channel = inspector.channel().await;
     let token = |lacking| SendToken::new(Some(&tokens[name(lacking)].token)).unwrap();
     let client = |lacking| RedriveServiceClient::with_interceptor(channel.clone(), token(lacking));
-    let letters = DeadLetterServiceClient::with_interceptor(channel.clone(), token(""));
+    let mut letters = support::Client::with_interceptor(channel.clone(), token(""));
     let id = format!("{}/0/0", world.dlq);
     let letter = eventually_async("the dead letter", DEADLINE, async || {
-        let request = v1::GetDeadLetterRequest { id: id.clone() };
-        let answer = letters.clone().get_dead_letter(request).await;
-        answer.map_err(|status| status.to_string())
+        get_letter(&mut letters, &id).await
     })
     .await;
     let request = v1::PlanEditRequest {
         id: id.clone(),
-        content_hash: letter.into_inner().content_hash,
+        content_hash: letter.content_hash,
         edit: Some(v1::RedriveEdit {
             key: bytes(None),
             ..v1::RedriveEdit::default()
@@ -323,13 +309,13 @@ async fn edit_needs_scopes_for_everything() {
         let scope = format!("dead-letters:{lacking}");
         assert!(refused.message().contains(&scope), "{refused:?}");
     }
-    let job = client("").plan_edit(request).await.unwrap().into_inner();
+    let job = changed(async || client("").plan_edit(request.clone()).await).await;
     // A caller who may not edit may not start it either, but may cancel it.
     for lacking in ["payload", "unmasked", "edit", "operate"] {
         let refused = client(lacking).start_redrive(change(&job.id)).await.unwrap_err();
         assert_eq!(refused.code(), Code::PermissionDenied, "{lacking}: {refused:?}");
     }
-    assert!(client("edit").cancel_redrive(change(&job.id)).await.is_ok());
+    changed(async || client("edit").cancel_redrive(change(&job.id)).await).await;
 
     // A hash that is compared tells as much as one that is shown.
     let guess = v1::PlanRedriveRequest {

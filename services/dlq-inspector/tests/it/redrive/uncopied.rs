@@ -1,7 +1,6 @@
 //! Dead letters of share groups without copies of their records, with the headers that a broker of Kafka 4.4 writes (`tests/it/dialects.rs` has real ones).
 
 use redeliver_proto::v1::PayloadAtOrigin;
-use redeliver_proto::v1::dead_letter_service_client::DeadLetterServiceClient;
 use redeliver_testkit::kafka_request::configure_topic;
 
 use super::edit::planned_edit;
@@ -70,6 +69,10 @@ impl Uncopied {
         format!("{}/0/{offset}", self.dlq)
     }
 
+    fn filter(&self) -> String {
+        format!("topic = \"{}\"", self.dlq)
+    }
+
     fn plan(&self, offsets: &[usize]) -> v1::PlanRedriveRequest {
         v1::PlanRedriveRequest {
             all: false,
@@ -88,9 +91,7 @@ impl Uncopied {
 }
 
 async fn letter(inspector: &mut Inspector, id: &str) -> v1::DeadLetter {
-    let request = v1::GetDeadLetterRequest { id: id.to_owned() };
-    let answer = inspector.client().await.get_dead_letter(request).await;
-    answer.unwrap().into_inner()
+    get_letter(&mut inspector.client().await, id).await.unwrap()
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -105,9 +106,7 @@ async fn uncopied_payload_is_read_at_origin() {
     origins.push(origins[1].clone());
     world.put(&origins).await;
     let mut inspector = world.env.start().await;
-    inspector
-        .until_listed(&format!("topic = \"{}\"", world.dlq), 6)
-        .await;
+    inspector.until_listed(&world.filter(), 6).await;
 
     let shown = letter(&mut inspector, &world.id(3)).await;
     assert_eq!(shown.payload_at_origin(), PayloadAtOrigin::NotVerified);
@@ -123,15 +122,8 @@ async fn uncopied_payload_is_read_at_origin() {
         (unlisted.payload_at_origin(), unlisted.value),
         (PayloadAtOrigin::Unspecified, None)
     );
-    let request = v1::ReadPayloadRequest { id: world.id(3) };
-    let mut chunks = inspector
-        .client()
-        .await
-        .read_payload(request)
-        .await
-        .unwrap()
-        .into_inner();
-    assert_eq!(chunks.message().await.unwrap().unwrap().chunk, value);
+    let payload = get_payload(&mut inspector.client().await, &world.id(3)).await;
+    assert_eq!(payload.unwrap(), value);
 
     let edit = edit::edit(&mut inspector, &world.id(3), b"edited").await;
     let job = planned_edit(&mut inspector, edit).await.unwrap();
@@ -144,7 +136,7 @@ async fn uncopied_payload_is_read_at_origin() {
         (Some(&b"k3"[..]), Some(&b"edited"[..]))
     );
 
-    let all = plan(v1::RedriveKind::Redrive, &format!("topic = \"{}\"", world.dlq));
+    let all = plan(v1::RedriveKind::Redrive, &world.filter());
     let job = planned(&mut inspector, all).await.unwrap();
     assert_eq!((job.total, job.origins[0].count), (4, 4), "{job:?}");
     assert_eq!(job.refused[0].reason(), v1::RedriveOutcome::PayloadOmitted);
@@ -205,29 +197,19 @@ async fn missing_originals_are_skipped_with_reason() {
     ];
     configure_topic(&brokers, &world.source, &compact);
     let mut inspector = world.env.start().await;
-    inspector
-        .until_listed(&format!("topic = \"{}\"", world.dlq), 5)
-        .await;
+    inspector.until_listed(&world.filter(), 5).await;
     eventually_async("the first record is compacted", DEADLINE * 3, async || {
         // Only segments before the last one are.
         world.send(0, &["more"]).await;
-        match letter(&mut inspector, &world.id(0)).await.payload_at_origin() {
-            PayloadAtOrigin::Compacted => Ok(()),
-            other => Err(format!("{other:?}")),
-        }
+        let found = letter(&mut inspector, &world.id(0)).await.payload_at_origin();
+        ensure(found == PayloadAtOrigin::Compacted, format!("{found:?}"))
     })
     .await;
     let truncated = letter(&mut inspector, &world.id(3)).await;
     assert_eq!(truncated.payload_at_origin(), PayloadAtOrigin::Truncated);
-    let request = v1::ReadPayloadRequest { id: world.id(3) };
-    let refused = inspector
-        .client()
-        .await
-        .read_payload(request)
-        .await
-        .map(drop)
-        .unwrap_err();
-    assert_eq!(error::reason(&refused).as_deref(), Some("PAYLOAD_NOT_AT_ORIGIN"));
+    let refused = get_payload(&mut inspector.client().await, &world.id(3)).await;
+    let reason = error::reason(&refused.unwrap_err());
+    assert_eq!(reason.as_deref(), Some("PAYLOAD_NOT_AT_ORIGIN"));
 
     let planned_before = planned(&mut inspector, world.plan(&[2])).await.unwrap();
     let job = done(&mut inspector, world.plan(&[0, 1, 3, 4])).await;
@@ -252,9 +234,7 @@ async fn missing_originals_are_skipped_with_reason() {
     assert!(refused.message().contains("1 ORIGIN_RECREATED"), "{refused:?}");
     // Also once it is known from a dead letter of the new topic, which is another one.
     world.put(&again[2..]).await;
-    inspector
-        .until_listed(&format!("topic = \"{}\"", world.dlq), 6)
-        .await;
+    inspector.until_listed(&world.filter(), 6).await;
     let state = letter(&mut inspector, &world.id(2)).await.payload_at_origin();
     assert_eq!(state, PayloadAtOrigin::Recreated);
     assert_eq!(
@@ -291,19 +271,13 @@ async fn uncopied_payload_needs_scope_for_origin() {
         ),
         ("metadata", [of_letter(&["read"]), vec![read]].concat()),
     ];
-    let tokens = set_tokens(&mut world.env, callers);
+    let tokens = world.env.set_tokens(callers);
     let mut inspector = world.env.start().await;
     let channel = inspector.channel().await;
     let sending = |name: &str| SendToken::new(Some(&tokens[name].token)).unwrap();
-    let letters = |name: &str| DeadLetterServiceClient::with_interceptor(channel.clone(), sending(name));
+    let letters = |name: &str| support::Client::with_interceptor(channel.clone(), sending(name));
     let redrives = |name: &str| RedriveServiceClient::with_interceptor(channel.clone(), sending(name));
-    let get = async |name: &str| {
-        let request = v1::GetDeadLetterRequest { id: world.id(0) };
-        letters(name)
-            .get_dead_letter(request)
-            .await
-            .map(Response::into_inner)
-    };
+    let get = async |name: &str| get_letter(&mut letters(name), &world.id(0)).await;
     let whole = eventually_async("the dead letter", DEADLINE, async || get("whole").await).await;
     assert_eq!(
         (whole.payload_at_origin(), whole.key.is_some()),
@@ -320,17 +294,12 @@ async fn uncopied_payload_needs_scope_for_origin() {
         (PayloadAtOrigin::Unspecified, None)
     );
     for name in ["half", "metadata"] {
-        let request = v1::ReadPayloadRequest { id: world.id(0) };
-        let refused = letters(name).read_payload(request).await.map(drop).unwrap_err();
-        assert_eq!(refused.code(), Code::PermissionDenied, "{name}");
+        let refused = get_payload(&mut letters(name), &world.id(0)).await;
+        assert_eq!(refused.unwrap_err().code(), Code::PermissionDenied, "{name}");
     }
     let planned = redrives("half").plan_redrive(world.plan(&[0])).await;
     assert_eq!(planned.unwrap_err().code(), Code::PermissionDenied);
-    let job = redrives("whole")
-        .plan_redrive(world.plan(&[0]))
-        .await
-        .unwrap()
-        .into_inner();
+    let job = changed(async || redrives("whole").plan_redrive(world.plan(&[0])).await).await;
     let started = redrives("half").start_redrive(change(&job.id)).await;
     assert_eq!(started.unwrap_err().code(), Code::PermissionDenied);
     let request = v1::GetRedriveRequest { id: job.id.clone() };
@@ -356,7 +325,7 @@ async fn alternating_origins_are_all_redriven() {
     }
     world.put(&origins).await;
     let mut inspector = world.env.start().await;
-    let filter = format!("topic = \"{}\"", world.dlq);
+    let filter = world.filter();
     inspector.until_listed(&filter, 40).await;
     let job = done(&mut inspector, plan(v1::RedriveKind::Redrive, &filter)).await;
     assert_eq!((job.done, job.skipped), (40, 0), "{job:?}");
@@ -383,7 +352,7 @@ async fn absent_source_had_no_payloads() {
     };
     world.put(std::slice::from_ref(&origin)).await;
     let mut inspector = world.env.start().await;
-    let filter = format!("topic = \"{}\"", world.dlq);
+    let filter = world.filter();
     inspector.until_listed(&filter, 1).await;
     world.env.recreate_topic(&later, 1).await;
     let record = dead("new", "value", &[]);

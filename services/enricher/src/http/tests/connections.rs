@@ -142,7 +142,7 @@ async fn frozen_http2_connection_is_replaced() {
 async fn until_another_connection(handler: &HttpHandler, endpoint: &FakeEndpoint) {
     eventually_async("another connection", Duration::from_secs(30), async || {
         assert!(run(handler, attempt(Some(b"doc"), &[])).await.is_ok());
-        (endpoint.connections() > 1).then_some(()).ok_or("one connection")
+        ensure(endpoint.connections() > 1, "one connection")
     })
     .await;
 }

@@ -3,7 +3,7 @@
 use std::thread;
 use std::time::Duration;
 
-use redeliver_testkit::{ChaosPermit, LocalKafka, Reply, Request, eventually};
+use redeliver_testkit::{ChaosPermit, LocalKafka, Reply, Request};
 
 use super::{OWNED, PARTITIONS};
 use crate::support::{DEADLINE, PLAN, PipeBuilder, records};
@@ -51,12 +51,7 @@ fn frozen_broker_repeats_no_call() {
     let sent = pipe.produce(records(RECORDS));
     // Calls end and begin all the time, so the worker has something to write at almost any moment.
     pipe.watch().until_ended(100, DEADLINE);
-    eventually("all calls are in hand", DEADLINE, || {
-        match pipe.endpoint.in_flight() {
-            IN_HAND => Ok(()),
-            count => Err(count),
-        }
-    });
+    pipe.endpoint.until_in_flight(IN_HAND);
     kafka.process().stop();
     // The time is the fault itself, not a wait for a condition.
     thread::sleep(FROZEN);

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use redeliver_testkit::eventually;
+use redeliver_testkit::{ensure, eventually};
 
 use crate::support::{DEADLINE, Draft, Pipe, Sent, Watch, record};
 
@@ -27,11 +27,7 @@ impl Load {
         let before = ends.look().len();
         eventually("records end", DEADLINE, || {
             let ended = ends.look().len() - before;
-            if ended >= more {
-                Ok(())
-            } else {
-                Err(format!("{ended} of {more} more, after {before}"))
-            }
+            ensure(ended >= more, format!("{ended} of {more} more, after {before}"))
         });
     }
 }

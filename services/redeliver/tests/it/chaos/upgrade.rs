@@ -11,7 +11,7 @@ use redeliver_core::headers::{DISPATCHED_AT, JOB_ID, ReservedHeaders, SCHEDULED_
 use redeliver_core::{Clock as _, HumanDuration, Record, SystemClock, Timestamp};
 use redeliver_testkit::certificates::Authority;
 use redeliver_testkit::scratch::Scratch;
-use redeliver_testkit::{ChaosPermit, LocalKafka, ServiceProcess};
+use redeliver_testkit::{ChaosPermit, LocalKafka, ServiceProcess, ensure};
 
 use super::load::under_load;
 use super::{settle, setup};
@@ -120,11 +120,7 @@ fn upgrade(setup: PipeBuilder, environments: &[Environment<'_>]) {
     settle(&pipe, &sent, &PLAN);
     let dispatched = redeliver_testkit::eventually("all jobs are dispatched", 2 * DUE_WITHIN, || {
         let records = pipe.read(&[topic.as_str().into()]);
-        if records.len() >= ids.len() {
-            Ok(records)
-        } else {
-            Err(records.len())
-        }
+        ensure(records.len() >= ids.len(), records.len()).map(|()| records)
     });
     let by_id: HashMap<String, &Record> = dispatched
         .iter()

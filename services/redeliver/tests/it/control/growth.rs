@@ -40,17 +40,14 @@ fn check_growth(name: &str, instances: &[&str], most: f64) {
     cli.change(&["rate", &pipeline, &RATE.to_string()]);
     let began = Instant::now();
     cli.change(&["resume", &pipeline]);
-    eventually("attempts start", DEADLINE, || match pipe.endpoint.calls() {
-        calls if calls >= 40 => Ok(()),
-        calls => Err(calls),
-    });
+    until_seen("attempts start", || pipe.endpoint.calls(), |&calls| calls >= 40);
     create_partitions(pipe.env.brokers(), &pipe.pipeline.source, AFTER);
     let producer = eventually("a producer knows the new partitions", DEADLINE, || {
         let producer = Producer::new(&pipe.kafka).unwrap();
         let more = pipe.produce_with(&producer, &pipe.pipeline.source, drafts("during", 50));
         let is_known = more.iter().any(|sent| sent.position.partition >= BEFORE);
         sent.extend(more);
-        is_known.then_some(producer).ok_or("it does not")
+        ensure(is_known, "it does not").map(|()| producer)
     });
     sent.extend(pipe.produce_with(&producer, &pipe.pipeline.source, drafts("after", 200)));
     eventually("each partition has had attempts since", DEADLINE, || {

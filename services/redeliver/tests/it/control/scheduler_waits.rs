@@ -49,10 +49,7 @@ impl Waits {
     fn let_wait(&mut self, prefix: &str, count: usize) {
         self.produce(prefix, count);
         let count = self.sent.len();
-        eventually("the records wait", DEADLINE, || match self.commands().len() {
-            commands if commands >= count => Ok(()),
-            commands => Err(format!("{commands} of {count}")),
-        });
+        until_seen("commands", || self.commands().len(), |&n| n >= count);
     }
 
     /// What has been given to the scheduler.
@@ -74,10 +71,8 @@ impl Waits {
 
     #[track_caller]
     fn until_more_released(&self, before: usize, enough: usize) {
-        eventually("more is released", DEADLINE, || match released(&self.pipe) {
-            now if now > before || now >= enough => Ok(()),
-            now => Err(now.to_string()),
-        });
+        let now = || released(&self.pipe);
+        until_seen("released", now, |&now| now > before || now >= enough);
     }
 
     /// Waits until this many records have ended. The others wait.
@@ -151,9 +146,7 @@ fn release_survives_growing_scheduler_topics() {
     scheduler.until_not_ready(&format!("has {AFTER} partitions; it had {BEFORE}"));
     // The enricher chooses among the new partitions, too.
     for process in [&mut scheduler, &mut waits.enricher] {
-        process.kill_9();
-        process.start_again();
-        process.until_ready();
+        process.kill_and_restart();
     }
     waits.let_wait("late", 60);
     let commands = waits.commands();
@@ -176,11 +169,8 @@ fn release_waits_for_recreated_due_topic() {
     delete_topic(waits.pipe.env.brokers(), &topic);
     waits.release();
     let until_missing = |scheduler: &mut ServiceProcess, count: u64| {
-        eventually("jobs wait for the topic", DEADLINE, || {
-            match scheduler.metric("redeliver_scheduler_unavailable_topic_jobs") {
-                missing if missing == count => Ok(()),
-                missing => Err(missing),
-            }
+        scheduler.until_metric("redeliver_scheduler_unavailable_topic_jobs", |missing| {
+            missing == count
         });
     };
     until_missing(&mut scheduler, 100);
@@ -188,11 +178,9 @@ fn release_waits_for_recreated_due_topic() {
         let applied = waits.pipe.redeliver(&["topics", "apply"]);
         let is_created = applied.stdout.contains(&format!("created  {topic}\n"));
         let is_done = applied.code == Some(0) && is_created;
-        is_done.then_some(()).ok_or(applied.stdout)
+        ensure(is_done, applied.stdout)
     });
-    scheduler.kill_9();
-    scheduler.start_again();
-    scheduler.until_ready();
+    scheduler.kill_and_restart();
     waits.pipe.watch().until_ended(150, DEADLINE);
     until_missing(&mut scheduler, 0);
     waits.settle();

@@ -5,7 +5,9 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use redeliver_testkit::{ChaosPermit, Process, ServiceProcess, TestEnv, eventually, free_port, kube_tools};
+use redeliver_testkit::{
+    ChaosPermit, Process, ServiceProcess, TestEnv, ensure, eventually, free_port, kube_tools,
+};
 use serde_json::{Value, json};
 
 use super::cluster::{Cluster, NAMESPACE, RELEASE, each, name};
@@ -272,11 +274,8 @@ fn autoscaler_follows_overdue_records() {
         }
         let status = pods.sync();
         let released = pods.released();
-        if released.len() == PODS as usize && !released.contains(&0) {
-            Ok(())
-        } else {
-            Err(format!("{released:?}; {status}"))
-        }
+        let holds = released.len() == PODS as usize && !released.contains(&0);
+        ensure(holds, format!("{released:?}; {status}"))
     });
     eventually("the tier is small again", DEADLINE, || {
         let status = pods.sync();

@@ -7,6 +7,7 @@ use redeliver_proto::v1::batch_schedule_result::Result as OfJob;
 use reqwest::Method;
 use serde_json::json;
 
+use super::hours;
 use super::server::{Server, send, with_json};
 
 const PATH: &str = "/v1/jobs:batch";
@@ -14,10 +15,7 @@ const PATH: &str = "/v1/jobs:batch";
 fn spec(key: &str) -> v1::JobSpec {
     v1::JobSpec {
         app: "sms".to_owned(),
-        when: Some(v1::job_spec::When::Delay(prost_types::Duration {
-            seconds: 3600,
-            nanos: 0,
-        })),
+        when: Some(v1::job_spec::When::Delay(hours(1))),
         idempotency_key: Some(key.to_owned()),
         data: "1".into(),
         ..v1::JobSpec::default()
@@ -33,10 +31,8 @@ async fn jobs_of_batches_fail_separately() {
     ]});
     let answer = server.json(Method::POST, PATH, &jobs.to_string()).await.is(200);
     let results = answer.body["results"].as_array().unwrap();
-    let statuses: Vec<_> = results
-        .iter()
-        .map(|result| result["status"].as_u64().unwrap())
-        .collect();
+    let statuses = results.iter().map(|result| result["status"].as_u64().unwrap());
+    let statuses: Vec<_> = statuses.collect();
     assert_eq!(statuses, [201, 422, 201, 200, 409, 400], "{answer:?}");
     assert_eq!(results[0]["outcome"], "scheduled");
     assert_eq!(results[1]["error"]["code"], "request.appName");
@@ -51,37 +47,24 @@ async fn jobs_of_batches_fail_separately() {
         let path = format!("/v1/jobs/{}", result["id"].as_str().unwrap());
         assert_eq!(server.get(&path).await.is(200).body["jobData"], 1);
     }
-    let early = server
-        .json(
-            Method::POST,
-            &format!("{PATH}?wait=false"),
-            &json!({"jobs": [job("c", 1)]}).to_string(),
-        )
-        .await
-        .is(200);
+    let one = json!({"jobs": [job("c", 1)]}).to_string();
+    let path = format!("{PATH}?wait=false");
+    let early = server.json(Method::POST, &path, &one).await.is(200);
     assert_eq!(early.body["results"][0]["status"], 202);
 
     let many = json!({"jobs": vec![job("d", 1); 1_001]}).to_string();
-    server
-        .json(Method::POST, PATH, &many)
-        .await
-        .problem(422, "request.jobs", "has 1001 jobs");
-    server.json(Method::POST, PATH, r#"{"job": []}"#).await.problem(
-        400,
-        "request.json",
-        "unknown field `job`",
-    );
-    let keyed = with_json(server.request(Method::POST, PATH), &jobs.to_string());
-    send(keyed.header("idempotency-key", "k")).await.problem(
-        422,
-        "request.idempotencyKey",
-        "belongs in each job",
-    );
     let large = json!({"jobs": [{"jobData": "x".repeat(800_000)}]}).to_string();
-    server
-        .json(Method::POST, PATH, &large)
-        .await
-        .problem(413, "body", "scheduler.limits.batch_bytes");
+    for (body, status, code, says) in [
+        (&*many, 422, "request.jobs", "has 1001 jobs"),
+        (r#"{"job": []}"#, 400, "request.json", "unknown field `job`"),
+        (&*large, 413, "body", "scheduler.limits.batch_bytes"),
+    ] {
+        let refused = server.json(Method::POST, PATH, body).await;
+        refused.problem(status, code, says);
+    }
+    let keyed = with_json(server.request(Method::POST, PATH), &jobs.to_string());
+    let refused = send(keyed.header("idempotency-key", "k")).await;
+    refused.problem(422, "request.idempotencyKey", "belongs in each job");
     schedule_largest_batch(&server).await;
 }
 
@@ -93,12 +76,8 @@ async fn schedule_largest_batch(server: &Server) {
         no_wait: false,
     };
     let mut client = server.grpc().await;
-    let results = client
-        .batch_schedule_jobs(request())
-        .await
-        .unwrap()
-        .into_inner()
-        .results;
+    let results = client.batch_schedule_jobs(request()).await;
+    let results = results.unwrap().into_inner().results;
     let ids = |results: &[v1::BatchScheduleResult], outcome: v1::Outcome| -> Vec<String> {
         let id = |result: &v1::BatchScheduleResult| match &result.result {
             Some(OfJob::Scheduled(scheduled)) if scheduled.outcome() == outcome => scheduled.id.clone(),
@@ -113,11 +92,7 @@ async fn schedule_largest_batch(server: &Server) {
         other => panic!("{other:?}"),
     });
     assert!(keys.eq((0..1_000).map(|number| number.to_string())));
-    let again = client
-        .batch_schedule_jobs(request())
-        .await
-        .unwrap()
-        .into_inner()
-        .results;
+    let again = client.batch_schedule_jobs(request()).await;
+    let again = again.unwrap().into_inner().results;
     assert_eq!(ids(&again, v1::Outcome::Duplicate), first);
 }

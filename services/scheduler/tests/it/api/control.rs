@@ -1,11 +1,10 @@
 //! Control over REST: the same operations as over gRPC, and who may use them.
 
-use redeliver_service::identity::{NewToken, new_token};
+use redeliver_service::identity::NewToken;
 use reqwest::Method;
 use serde_json::json;
 
-use super::identity::write_tokens;
-use super::server::{Server, send, with_json};
+use super::server::Server;
 
 const CONTROL: &str = "/v1/applications/sms/control";
 
@@ -30,43 +29,28 @@ async fn application_is_paused_limited_and_reset() {
     let list = server.get("/v1/controls").await.is(200).body;
     assert_eq!(list, json!({"controls": [none]}));
 
-    let paused = post("pause", r#"{"reason":"outage","expectedRevision":0}"#)
-        .await
-        .is(200)
-        .body;
-    assert_eq!(
-        (&paused["revision"], &paused["reason"]),
-        (&json!(1), &json!("outage"))
-    );
+    let first = r#"{"reason":"outage","expectedRevision":0}"#;
+    let paused = post("pause", first).await.is(200).body;
+    assert_eq!(paused["revision"], 1);
+    assert_eq!(paused["reason"], "outage");
     assert_eq!(paused["desired"], json!({"state": "paused"}));
-    assert_eq!(
-        paused["effective"],
-        json!({"state": "paused", "ratePerSecond": 50.0})
-    );
-    assert!(
-        paused["changedAt"].is_string() && paused["changedBy"].is_string(),
-        "{paused}"
-    );
+    let effective = json!({"state": "paused", "ratePerSecond": 50.0});
+    assert_eq!(paused["effective"], effective);
+    assert!(paused["changedAt"].is_string() && paused["changedBy"].is_string());
     // A repetition has no effect, but a wrong revision is refused in any case.
     assert_eq!(post("pause", "").await.is(200).body, paused);
-    let repeated = r#"{"reason":"outage","expectedRevision":0}"#;
-    post("pause", repeated)
-        .await
-        .problem(409, "control_revised", "has revision 1");
+    let revised = post("pause", first).await;
+    revised.problem(409, "control_revised", "has revision 1");
     assert_eq!(server.get(CONTROL).await.is(200).body, paused);
 
-    let revised = "has revision 1; get it again";
-    post("resume", r#"{"expectedRevision":0}"#)
-        .await
-        .problem(409, "control_revised", revised);
+    let revised = post("resume", r#"{"expectedRevision":0}"#).await;
+    revised.problem(409, "control_revised", "has revision 1; get it again");
     let limited = post("rate", r#"{"unlimited":true}"#).await.is(200).body;
     assert_eq!(limited["desired"], json!({"state": "paused", "unlimited": true}));
     assert_eq!(limited["effective"], json!({"state": "paused"}));
     let limited = post("rate", r#"{"ratePerSecond":2.5}"#).await.is(200).body;
-    assert_eq!(
-        limited["effective"],
-        json!({"state": "paused", "ratePerSecond": 2.5})
-    );
+    let effective = json!({"state": "paused", "ratePerSecond": 2.5});
+    assert_eq!(limited["effective"], effective);
     let reset = post("reset", "{}").await.is(200).body;
     assert_eq!((&reset["revision"], &reset["desired"]), (&json!(4), &json!({})));
     assert_eq!(reset["effective"], none["effective"]);
@@ -75,14 +59,11 @@ async fn application_is_paused_limited_and_reset() {
     for body in [r#"{"ratePerSecond":0}"#, r#"{"unlimited":false}"#] {
         post("rate", body).await.problem(422, "request.rate", invalid);
     }
-    let both = "has both `ratePerSecond` and `unlimited`";
-    post("rate", r#"{"ratePerSecond":1,"unlimited":true}"#)
-        .await
-        .problem(422, "request.rate", both);
+    let both = post("rate", r#"{"ratePerSecond":1,"unlimited":true}"#).await;
+    both.problem(422, "request.rate", "has both `ratePerSecond` and `unlimited`");
     let long = json!({"reason": "x".repeat(1_001)}).to_string();
-    post("pause", &long)
-        .await
-        .problem(422, "request.reason", "at most 1000 bytes");
+    let refused = post("pause", &long).await;
+    refused.problem(422, "request.reason", "at most 1000 bytes");
     for (method, path) in [
         (Method::GET, "/v1/applications/smss/control"),
         (Method::POST, "/v1/applications/smss/control:pause"),
@@ -95,22 +76,16 @@ async fn application_is_paused_limited_and_reset() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn control_needs_its_own_scopes() {
-    let tokens: [NewToken; 4] = std::array::from_fn(|_| new_token().unwrap());
-    let [owner, reader, other, producer] = &tokens;
-    let entries: [(&str, &NewToken, &[&str]); 4] = [
-        ("owner", owner, &["control:*:sms"]),
-        ("reader", reader, &["control:read"]),
-        ("other", other, &["control:*:mail"]),
-        ("producer", producer, &["jobs:*"]),
+    let callers: [(&str, &[&str]); 4] = [
+        ("owner", &["control:*:sms"]),
+        ("reader", &["control:read"]),
+        ("other", &["control:*:mail"]),
+        ("producer", &["jobs:*"]),
     ];
-    let server = Server::start_prepared(
-        |builder| builder.set("scheduler.auth.tokens_file", "{dir}/tokens"),
-        |directory| write_tokens(&directory.join("tokens"), &entries),
-    );
-    let call = async |token: &NewToken, method: Method, path: &str| {
-        let request = with_json(server.request(method, path), "");
-        send(request.bearer_auth(&token.token)).await
-    };
+    let (server, tokens) = Server::for_callers(callers, |builder| builder);
+    let [owner, reader, other, producer] = &tokens;
+    let call =
+        async |token: &NewToken, method: Method, path: &str| server.ask(&token.token, method, path, "").await;
     let pause = format!("{CONTROL}:pause");
     for (token, read, write, listed) in [(owner, 200, 200, 1), (reader, 200, 403, 1), (other, 403, 403, 0)] {
         let paused = call(token, Method::POST, &pause).await.is(write);

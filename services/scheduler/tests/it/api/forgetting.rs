@@ -1,6 +1,6 @@
 //! Ended jobs are forgotten after `keep_ended`, and idempotency keys after `idempotency_window`.
 
-use redeliver_testkit::{LocalRedis, eventually_async};
+use redeliver_testkit::{LocalRedis, ensure, eventually_async};
 use reqwest::Method;
 
 use super::only_record;
@@ -47,11 +47,7 @@ async fn ended_jobs_and_keys_are_forgotten() {
     .await;
     eventually_async("nothing of it is in the index", DEADLINE, async || {
         let keys = keys_of_jobs(&raw).await;
-        if keys.is_empty() {
-            Ok(())
-        } else {
-            Err(format!("{keys:?}"))
-        }
+        ensure(keys.is_empty(), format!("{keys:?}"))
     })
     .await;
     server
@@ -73,11 +69,7 @@ async fn ended_jobs_and_keys_are_forgotten() {
         let stats = server.get("/v1/stats").await;
         let found = server.get(&third).await;
         let is_back = stats.body["scheduled"] == 1 && found.status.as_u16() == 200;
-        if is_back {
-            Ok(())
-        } else {
-            Err(format!("{stats:?} {found:?}"))
-        }
+        ensure(is_back, format!("{stats:?} {found:?}"))
     })
     .await;
     server.get(&path).await.is(404);

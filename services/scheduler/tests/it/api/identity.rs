@@ -10,30 +10,32 @@ use redeliver_proto::v1::batch_schedule_result::Result as OfJob;
 use redeliver_proto::v1::job_service_client::JobServiceClient;
 use redeliver_proto::{long_wait, v1};
 use redeliver_runtime::tls;
-use redeliver_service::identity::{NewToken, new_token};
+use redeliver_service::identity::NewToken;
 use redeliver_testkit::certificates::Authority;
 use redeliver_testkit::jwt::{Issuer, jwks};
-use redeliver_testkit::{FakeEndpoint, Reply, eventually_async};
+use redeliver_testkit::{FakeEndpoint, Reply, ensure, eventually_async};
 use reqwest::Method;
 use serde_json::{Value, json};
 use tonic::Code;
 use tonic_types::StatusExt as _;
 
+use super::hours;
 use super::server::{Answer, Server, send, with_json};
 use crate::env::DEADLINE;
 
 const JOB: &str = r#"{"appName":"sms","delay":"1h","jobData":1}"#;
 
-async fn request(server: &Server, token: &str, method: Method, path: &str, body: &str) -> Answer {
-    send(with_json(server.request(method, path), body).bearer_auth(token)).await
-}
-
 async fn schedule(server: &Server, token: &str) -> Answer {
-    request(server, token, Method::POST, "/v1/jobs", JOB).await
+    server.ask(token, Method::POST, "/v1/jobs", JOB).await
 }
 
 async fn read(server: &Server, token: &str, path: &str) -> Answer {
-    request(server, token, Method::GET, path, "").await
+    server.ask(token, Method::GET, path, "").await
+}
+
+#[track_caller]
+fn denied(answer: Answer, says: &str) {
+    answer.problem(403, "permission_denied", says);
 }
 
 /// Writes a tokens file as Kubernetes does: the new file replaces the old one at once.
@@ -48,26 +50,21 @@ pub(crate) fn write_tokens(path: &Path, entries: &[(&str, &NewToken, &[&str])]) 
 
 #[tokio::test(flavor = "multi_thread")]
 async fn tokens_permit_what_scopes_say() {
-    let tokens: [NewToken; 5] = std::array::from_fn(|_| new_token().unwrap());
-    let [all, sms, reader, billing, nothing] = &tokens;
-    let entries: [(&str, &NewToken, &[&str]); 5] = [
-        ("all", all, &["jobs:*"]),
-        ("sms", sms, &["jobs:write:sms*", "jobs:read:sms*"]),
-        ("reader", reader, &["jobs:read"]),
-        ("billing", billing, &["jobs:*:billing-*"]),
-        ("nothing", nothing, &["dead-letters:read"]),
+    let callers: [(&str, &[&str]); 5] = [
+        ("all", &["jobs:*"]),
+        ("sms", &["jobs:write:sms*", "jobs:read:sms*"]),
+        ("reader", &["jobs:read"]),
+        ("billing", &["jobs:*:billing-*"]),
+        ("nothing", &["dead-letters:read"]),
     ];
-    let mut server = Server::start_prepared(
-        |builder| builder.set("scheduler.auth.tokens_file", "{dir}/tokens"),
-        |directory| write_tokens(&directory.join("tokens"), &entries),
-    );
+    let (mut server, tokens) = Server::for_callers(callers, |builder| builder);
     let [all, sms, reader, billing, nothing] = tokens.each_ref().map(|token| token.token.as_str());
 
     let scheduled = schedule(&server, sms).await.is(201);
     let path = format!("/v1/jobs/{}", scheduled.text_of("id"));
     let job = eventually_async("the job", DEADLINE, async || {
         let job = read(&server, reader, &path).await;
-        if job.status == 200 { Ok(job) } else { Err(job.text) }
+        ensure(job.status == 200, job.text.clone()).map(|()| job)
     })
     .await;
     assert_eq!(job.text_of("appName"), "sms");
@@ -77,26 +74,15 @@ async fn tokens_permit_what_scopes_say() {
     assert_eq!(access.into_inner().scopes, ["jobs:write:sms*", "jobs:read:sms*"]);
 
     // Too small a scope: the answer names the verb and the application.
-    schedule(&server, reader).await.problem(
-        403,
-        "permission_denied",
-        "`token:reader` may not write jobs of the application `sms`; it needs the scope jobs:write:sms",
-    );
-    schedule(&server, billing).await.problem(
-        403,
-        "permission_denied",
-        "`token:billing` may not write jobs of the application `sms`",
-    );
-    request(&server, reader, Method::DELETE, &path, "").await.problem(
-        403,
-        "permission_denied",
-        "it needs the scope jobs:write",
-    );
-    read(&server, nothing, &path).await.problem(
-        403,
-        "permission_denied",
-        "`token:nothing` may not read jobs of all applications",
-    );
+    let of_sms = "jobs of the application `sms`";
+    let says = format!("`token:reader` may not write {of_sms}; it needs the scope jobs:write:sms");
+    denied(schedule(&server, reader).await, &says);
+    let says = format!("`token:billing` may not write {of_sms}");
+    denied(schedule(&server, billing).await, &says);
+    let deleted = server.ask(reader, Method::DELETE, &path, "").await;
+    denied(deleted, "it needs the scope jobs:write");
+    let nothing_at_all = "`token:nothing` may not read jobs of all applications";
+    denied(read(&server, nothing, &path).await, nothing_at_all);
     let refused = send(server.request(Method::POST, "/v1/jobs").bearer_auth(reader)).await;
     assert_eq!(refused.status, 415, "an unreadable request has no application");
 
@@ -106,84 +92,55 @@ async fn tokens_permit_what_scopes_say() {
         (Method::DELETE, ""),
         (Method::PATCH, r#"{"delay":"2h"}"#),
     ] {
-        request(&server, billing, method, &path, body)
-            .await
-            .problem(404, "job_unknown", "no such job");
+        let unknown = server.ask(billing, method, &path, body).await;
+        unknown.problem(404, "job_unknown", "no such job");
     }
     assert_eq!(read(&server, reader, &path).await.text_of("state"), "scheduled");
     let mut client =
         JobServiceClient::with_interceptor(server.channel().await, SendToken::new(Some(billing)).unwrap());
-    let id = scheduled.text_of("id").to_owned();
-    let unknown = client
-        .cancel_job(v1::CancelJobRequest {
-            id,
-            ..v1::CancelJobRequest::default()
-        })
-        .await
-        .unwrap()
-        .into_inner();
+    let cancel = v1::CancelJobRequest {
+        id: scheduled.text_of("id").to_owned(),
+        ..v1::CancelJobRequest::default()
+    };
+    let unknown = client.cancel_job(cancel).await.unwrap().into_inner();
     assert_eq!(unknown.outcome(), v1::Outcome::Unknown);
-    let denied = client
-        .get_stats(v1::GetStatsRequest::default())
-        .await
-        .unwrap_err();
-    assert_eq!(denied.code(), Code::PermissionDenied);
-    let info = denied.get_details_error_info().unwrap();
+    let request = v1::GetStatsRequest::default();
+    let refused = client.get_stats(request).await.unwrap_err();
+    assert_eq!(refused.code(), Code::PermissionDenied);
+    let info = refused.get_details_error_info().unwrap();
     assert_eq!(
         (info.reason.as_str(), info.metadata["scope"].as_str()),
         ("PERMISSION_DENIED", "jobs:read")
     );
 
     // Statistics count the jobs of all applications.
-    read(&server, sms, "/v1/stats").await.problem(
-        403,
-        "permission_denied",
-        "`token:sms` may not read jobs of all applications; it needs the scope jobs:read",
-    );
+    let all_of_them = "`token:sms` may not read jobs of all applications; it needs the scope jobs:read";
+    denied(read(&server, sms, "/v1/stats").await, all_of_them);
     read(&server, reader, "/v1/stats").await.is(200);
 
     // Lists and statistics of one application need only its scope.
     for path in ["/v1/jobs", "/v1/stats"] {
         read(&server, reader, path).await.is(200);
         read(&server, sms, &format!("{path}?app=sms")).await.is(200);
-        read(&server, sms, &format!("{path}?app=")).await.problem(
-            403,
-            "permission_denied",
-            "`token:sms` may not read jobs of all applications; it needs the scope jobs:read",
-        );
-        read(&server, billing, &format!("{path}?app=sms")).await.problem(
-            403,
-            "permission_denied",
-            "`token:billing` may not read jobs of the application `sms`; it needs the scope jobs:read:sms",
-        );
+        denied(read(&server, sms, &format!("{path}?app=")).await, all_of_them);
+        let says = format!("`token:billing` may not read {of_sms}; it needs the scope jobs:read:sms");
+        denied(read(&server, billing, &format!("{path}?app=sms")).await, &says);
     }
     // The list of applications has those that the caller may read.
     for (token, expected) in [(sms, &["sms"][..]), (billing, &[])] {
         let listed = read(&server, token, "/v1/applications").await.is(200);
         let names = listed.body["applications"].as_array().unwrap().iter();
-        assert!(
-            names
-                .map(|app| app["name"].as_str().unwrap())
-                .eq(expected.iter().copied()),
-            "{}",
-            listed.body
-        );
+        let names: Vec<&str> = names.map(|app| app["name"].as_str().unwrap()).collect();
+        assert_eq!(names, expected);
     }
-    read(&server, nothing, "/v1/applications").await.problem(
-        403,
-        "permission_denied",
-        "`token:nothing` may not read jobs of all applications",
-    );
-    let denied = client
-        .list_jobs(v1::ListJobsRequest::default())
-        .await
-        .unwrap_err();
-    let info = denied.get_details_error_info().unwrap();
+    denied(read(&server, nothing, "/v1/applications").await, nothing_at_all);
+    let request = v1::ListJobsRequest::default();
+    let refused = client.list_jobs(request).await.unwrap_err();
+    let info = refused.get_details_error_info().unwrap();
     assert_eq!(info.metadata["scope"], "jobs:read");
 
-    let moved = request(&server, sms, Method::PATCH, &path, r#"{"delay":"2h"}"#)
-        .await
-        .is(200);
+    let delay = r#"{"delay":"2h"}"#;
+    let moved = server.ask(sms, Method::PATCH, &path, delay).await.is(200);
     assert_eq!(moved.text_of("outcome"), "rescheduled");
     assert!(server.metric("redeliver_api_requests_refused_total{reason=\"permission_denied\"}") >= 9);
     assert_eq!(
@@ -194,20 +151,15 @@ async fn tokens_permit_what_scopes_say() {
     batch_with_scopes(&server, sms).await;
 
     // A token that is no longer listed is refused.
-    write_tokens(&server.file("tokens"), &entries[..1]);
+    write_tokens(&server.file("tokens"), &[("all", &tokens[0], &["jobs:*"])]);
     eventually_async("the revocation", DEADLINE, async || {
         let answer = read(&server, sms, &path).await;
-        if answer.status == 401 {
-            Ok(())
-        } else {
-            Err(answer.text)
-        }
+        ensure(answer.status == 401, answer.text)
     })
     .await;
-    schedule(&server, sms)
-        .await
-        .problem(401, "token_wrong", "it was revoked");
-    let cancelled = request(&server, all, Method::DELETE, &path, "").await.is(200);
+    let revoked = schedule(&server, sms).await;
+    revoked.problem(401, "token_wrong", "it was revoked");
+    let cancelled = server.ask(all, Method::DELETE, &path, "").await.is(200);
     assert_eq!(cancelled.text_of("outcome"), "cancelled");
 
     let output = server.output();
@@ -223,26 +175,15 @@ async fn tokens_permit_what_scopes_say() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn acts_need_scope_of_pipeline() {
-    let tokens: [NewToken; 4] = std::array::from_fn(|_| new_token().unwrap());
-    let [operator, other, blind, jobs] = &tokens;
-    let entries: [(&str, &NewToken, &[&str]); 4] = [
-        (
-            "operator",
-            operator,
-            &["dead-letters:read:*-docs-dlq", "dead-letters:operate:*-docs-dlq"],
-        ),
-        (
-            "other",
-            other,
-            &["dead-letters:read", "dead-letters:operate:*-mail-dlq"],
-        ),
-        ("blind", blind, &["dead-letters:operate"]),
-        ("jobs", jobs, &["jobs:*"]),
+    let of_docs = ["dead-letters:read:*-docs-dlq", "dead-letters:operate:*-docs-dlq"];
+    let callers: [(&str, &[&str]); 4] = [
+        ("operator", &of_docs),
+        ("other", &["dead-letters:read", "dead-letters:operate:*-mail-dlq"]),
+        ("blind", &["dead-letters:operate"]),
+        ("jobs", &["jobs:*"]),
     ];
-    let server = Server::start_prepared(
-        |builder| builder.set("scheduler.auth.tokens_file", "{dir}/tokens"),
-        |directory| write_tokens(&directory.join("tokens"), &entries),
-    );
+    let (server, tokens) = Server::for_callers(callers, |builder| builder);
+    let [operator, other, blind, jobs] = &tokens;
     let channel = server.channel().await;
     let client = |token: &NewToken| {
         let token = SendToken::new(Some(&token.token)).unwrap();
@@ -261,21 +202,17 @@ async fn acts_need_scope_of_pipeline() {
     let of_app = schedule(&server, &jobs.token).await.is(201);
     let listed = eventually_async("both wait", DEADLINE, async || {
         let listed = client(jobs).list_jobs(v1::ListJobsRequest::default()).await;
-        match listed.map(|listed| listed.into_inner().jobs) {
-            Ok(waiting) if waiting.len() == 2 => Ok(waiting),
-            other => Err(format!("{other:?}")),
-        }
+        let jobs = listed.map_err(|status| status.to_string())?.into_inner().jobs;
+        ensure(jobs.len() == 2, format!("{jobs:?}")).map(|()| jobs)
     })
     .await;
     let id = listed.into_iter().find(|job| job.long_wait).unwrap().id;
     let act = async |token: &NewToken, id: &str, action: i32| {
         let id = id.to_owned();
-        let acted = client(token)
-            .act_on_long_wait(v1::ActOnLongWaitRequest { id, action })
-            .await;
-        acted
-            .map(|acted| acted.into_inner().outcome())
-            .map_err(|status| status.code())
+        let request = v1::ActOnLongWaitRequest { id, action };
+        let acted = client(token).act_on_long_wait(request).await;
+        let acted = acted.map_err(|status| status.code())?;
+        Ok(acted.into_inner().outcome())
     };
     let retry = v1::LongWaitAction::Retry.into();
     assert_eq!(act(jobs, &id, retry).await, Err(Code::PermissionDenied));
@@ -313,10 +250,7 @@ async fn batch_with_scopes(server: &Server, token: &str) {
     let mut client = JobServiceClient::with_interceptor(server.channel().await, token);
     let spec = |app: &str| v1::JobSpec {
         app: app.to_owned(),
-        when: Some(v1::job_spec::When::Delay(prost_types::Duration {
-            seconds: 3600,
-            nanos: 0,
-        })),
+        when: Some(v1::job_spec::When::Delay(hours(1))),
         ..v1::JobSpec::default()
     };
     let request = v1::BatchScheduleJobsRequest {
@@ -365,18 +299,13 @@ async fn issued_jwts_are_accepted() {
     assert_eq!(scheduled.text_of("outcome"), "scheduled");
     read(&server, &valid, "/v1/stats").await.is(200);
     let other_app = JOB.replace("sms", "other");
-    request(&server, &valid, Method::POST, "/v1/jobs", &other_app)
-        .await
-        .problem(
-            403,
-            "permission_denied",
-            "`jwt:https://login.test#sms-team` may not write jobs of the application `other`",
-        );
+    let refused = server.ask(&valid, Method::POST, "/v1/jobs", &other_app).await;
+    let says = "`jwt:https://login.test#sms-team` may not write jobs of the application `other`";
+    denied(refused, says);
 
     let expired = issuer.sign(&claims("redeliver", now() - 600)).unwrap();
-    schedule(&server, &expired)
-        .await
-        .problem(401, "token_expired", "has expired");
+    let refused = schedule(&server, &expired).await;
+    refused.problem(401, "token_expired", "has expired");
     let output = server.output();
     assert!(!output.contains(&valid) && !output.contains(&expired), "{output}");
     server.shut_down();
@@ -418,18 +347,11 @@ async fn certificates_permit_what_is_configured() {
         },
         |directory| {
             authority.write(directory, "ca").unwrap();
+            let client = |name, uri| authority.sign_client(name, uri).unwrap();
             for (name, signed) in [
                 ("server", authority.sign().unwrap()),
-                (
-                    "sms",
-                    authority.sign_client("x", "spiffe://prod/ns/sms/api").unwrap(),
-                ),
-                (
-                    "other",
-                    authority
-                        .sign_client("sms", "spiffe://prod/ns/other/api")
-                        .unwrap(),
-                ),
+                ("sms", client("x", "spiffe://prod/ns/sms/api")),
+                ("other", client("sms", "spiffe://prod/ns/other/api")),
             ] {
                 std::fs::write(directory.join(format!("{name}.crt")), signed.certificate).unwrap();
                 std::fs::write(directory.join(format!("{name}.key")), signed.key).unwrap();
@@ -441,21 +363,14 @@ async fn certificates_permit_what_is_configured() {
     let sms = https(&directory, Some("sms"));
     let scheduled = send(with_json(sms.post(&jobs), JOB)).await.is(201);
     assert_eq!(scheduled.text_of("outcome"), "scheduled");
-    send(sms.get(&stats)).await.problem(
-        403,
-        "permission_denied",
-        "`certificate:URI=spiffe://prod/ns/sms/api` may not read jobs of all applications",
-    );
-    send(https(&directory, Some("other")).get(&stats)).await.problem(
-        401,
-        "certificate_unknown",
-        "URI=spiffe://prod/ns/other/api",
-    );
+    let says = "`certificate:URI=spiffe://prod/ns/sms/api` may not read jobs of all applications";
+    denied(send(sms.get(&stats)).await, says);
+    let unknown = send(https(&directory, Some("other")).get(&stats)).await;
+    unknown.problem(401, "certificate_unknown", "URI=spiffe://prod/ns/other/api");
     // A client without a certificate needs a token.
     let none = https(&directory, None);
-    send(none.get(&stats))
-        .await
-        .problem(401, "token_missing", "authorization: Bearer");
+    let missing = send(none.get(&stats)).await;
+    missing.problem(401, "token_missing", "authorization: Bearer");
     send(none.get(&stats).bearer_auth("s3cret")).await.is(200);
     server.shut_down();
 }

@@ -5,7 +5,6 @@ use std::time::Instant;
 use redeliver_core::JobId;
 use redeliver_proto::auth::SendToken;
 use redeliver_proto::v1;
-use redeliver_service::identity::{NewToken, new_token};
 use redeliver_testkit::{LocalRedis, eventually_async};
 use reqwest::Method;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
@@ -16,8 +15,7 @@ use tonic_health::pb::health_client::HealthClient;
 use tonic_types::StatusExt as _;
 
 use super::health::{next, watch};
-use super::identity::write_tokens;
-use super::server::{Server, send, with_json};
+use super::server::{Server, send};
 use super::state_records::{state_record, waiting_job};
 use crate::env::DEADLINE;
 use crate::requests::in_millis;
@@ -219,32 +217,18 @@ fn is_overloaded(status: &Status) {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn slow_bodies_lock_nobody_out() {
-    let tokens: [NewToken; 2] = std::array::from_fn(|_| new_token().unwrap());
-    let [slow, other] = &tokens;
-    let mut server = Server::start_prepared(
-        |builder| {
-            let builder = builder.set("scheduler.limits.body_timeout", "1h");
-            builder.set("scheduler.auth.tokens_file", "{dir}/tokens")
-        },
-        |directory| {
-            let entries: [(&str, &NewToken, &[&str]); 2] =
-                [("slow", slow, &["jobs:*"]), ("other", other, &["jobs:*"])];
-            write_tokens(&directory.join("tokens"), &entries);
-        },
-    );
+    let callers: [(&str, &[&str]); 2] = [("slow", &["jobs:*"]), ("other", &["jobs:*"])];
+    let (mut server, tokens) = Server::for_callers(callers, |builder| {
+        builder.set("scheduler.limits.body_timeout", "1h")
+    });
     let [slow, other] = tokens.each_ref().map(|token| token.token.as_str());
     let held = hold_memory(&mut server, "127.0.0.1", slow).await;
-    let small = async |token: &str| {
-        let request = server.request(Method::POST, "/v1/jobs").bearer_auth(token);
-        send(with_json(request, JOB)).await
-    };
+    let small = async |token: &str| server.ask(token, Method::POST, "/v1/jobs", JOB).await;
     small(other).await.is(201);
     large_call(&server, Some(other)).await.unwrap();
     // Its own small requests, and those without a body, are served as well.
     small(slow).await.is(201);
-    send(server.request(Method::GET, "/v1/stats").bearer_auth(slow))
-        .await
-        .is(200);
+    server.ask(slow, Method::GET, "/v1/stats", "").await.is(200);
     // A large one waits with HTTP/1.1, and not with HTTP/2.
     let refused = answer_to(&server, &(large_head(slow) + "{")).await;
     assert!(refused.starts_with("HTTP/1.1 503 "), "{refused}");

@@ -3,7 +3,7 @@
 use redeliver_core::Timestamp;
 use redeliver_proto::convert::to_timestamp;
 use redeliver_proto::v1;
-use redeliver_testkit::{EnvBuilder, LocalRedis, eventually_async};
+use redeliver_testkit::{EnvBuilder, LocalRedis, ensure, eventually_async};
 use reqwest::Method;
 use serde_json::json;
 use tonic::Code;
@@ -273,11 +273,7 @@ async fn rebuilt_shards_are_not_left_out() {
         if stats.status == 200 {
             assert_eq!(stats.body["scheduled"], JOBS);
         }
-        if is_complete {
-            Ok(())
-        } else {
-            Err(list.text + &stats.text)
-        }
+        ensure(is_complete, list.text + &stats.text)
     });
     let (scheduled, ()) = tokio::join!(scheduling, reading);
     scheduled.is(200);

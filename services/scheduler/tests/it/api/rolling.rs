@@ -8,11 +8,12 @@ use std::time::Duration;
 
 use redeliver_proto::v1::job_service_client::JobServiceClient;
 use redeliver_proto::{Message as _, v1};
-use redeliver_testkit::{eventually_async, http};
+use redeliver_testkit::{ensure, eventually_async, http};
 use tokio::task::JoinSet;
 use tonic::Code;
 use tonic::transport::{Channel, Endpoint};
 
+use super::hours;
 use super::server::with_json;
 use crate::env::{DEADLINE, SchedulerEnv};
 
@@ -53,10 +54,7 @@ impl Client {
     async fn schedule_over_grpc(&self, request: &str) -> Ended {
         let job = v1::JobSpec {
             app: "sms".to_owned(),
-            when: Some(v1::job_spec::When::Delay(prost_types::Duration {
-                seconds: 3600,
-                nanos: 0,
-            })),
+            when: Some(v1::job_spec::When::Delay(hours(1))),
             request_id: Some(request.to_owned()),
             ..v1::JobSpec::default()
         };
@@ -158,22 +156,16 @@ fn restart_under_load(name: &str, passes: u32) {
     });
     let until_more = || {
         let before = count.load(Ordering::Relaxed);
-        env.block_on(eventually_async(
-            "more jobs are scheduled",
-            DEADLINE,
-            async || match count.load(Ordering::Relaxed) {
-                now if now >= before + 4 * CLIENTS => Ok(()),
-                now => Err(now - before),
-            },
-        ));
+        env.block_on(eventually_async("more are scheduled", DEADLINE, async || {
+            let now = count.load(Ordering::Relaxed);
+            ensure(now >= before + 4 * CLIENTS, now - before)
+        }));
     };
     for pass in 1..=passes {
         let before = client.repetitions.load(Ordering::Relaxed);
         for scheduler in &mut schedulers {
             until_more();
-            scheduler.shut_down();
-            scheduler.start_again();
-            scheduler.until_ready();
+            scheduler.restart();
         }
         let repetitions = client.repetitions.load(Ordering::Relaxed) - before;
         assert!(

@@ -10,15 +10,13 @@ use redeliver_proto::v1;
 use redeliver_proto::v1::schedule_service_client::ScheduleServiceClient;
 use redeliver_recurrence::{Definition, Gap, Misfire, Recurrence, Timing};
 use redeliver_scheduler::schedules::{shard, write_preview};
-use redeliver_service::identity::{NewToken, new_token};
-use redeliver_testkit::{LocalRedis, eventually_async, http};
+use redeliver_testkit::{LocalRedis, ensure, eventually_async, http};
 use reqwest::Method;
 use serde_json::{Value, json};
 use tonic::Code;
 use tonic::transport::Channel;
 use tonic_types::StatusExt as _;
 
-use super::identity::write_tokens;
 use super::server::{Answer, Server, send, with_json};
 use crate::env::{DEADLINE, SchedulerEnv};
 use crate::index::own_redis::Raw;
@@ -56,10 +54,7 @@ async fn record_of(server: &Server, occurrence: &str) -> Record {
     eventually_async("the record of the occurrence", DEADLINE, async || {
         let mut records = tokio::task::block_in_place(|| server.records("sms"));
         records.retain(|record| super::header(record, "job-occurrence") == Some(occurrence));
-        match &records[..] {
-            [record] => Ok(record.clone()),
-            other => Err(format!("{other:?}")),
-        }
+        ensure(records.len() == 1, format!("{records:?}")).map(|()| records.remove(0))
     })
     .await
 }
@@ -84,14 +79,10 @@ async fn manage_over_rest(server: &Server) {
     // At once: a created schedule is never unknown.
     let known = server.get("/v1/schedules/yearly").await.is(200);
     assert!(known.text.contains(r#""jobData":{"n": 1.50}"#), "{known:?}");
-    assert_eq!(
-        (known.text_of("state"), known.text_of("appName")),
-        ("active", "sms")
-    );
-    assert_eq!(
-        known.body["cron"],
-        json!({"expression": "0 0 1 1 *", "zone": "Europe/Berlin", "gap": "shift", "overlap": "first"})
-    );
+    known.has(&[("state", "active"), ("appName", "sms")]);
+    let cron =
+        json!({"expression": "0 0 1 1 *", "zone": "Europe/Berlin", "gap": "shift", "overlap": "first"});
+    assert_eq!(known.body["cron"], cron);
     assert!(known.text_of("nextDueTime").ends_with("-12-31T23:00:00.000Z"));
     assert_eq!(created.body["nextDueTime"], known.body["nextDueTime"]);
 
@@ -104,10 +95,8 @@ async fn manage_over_rest(server: &Server) {
     exists.problem(409, "schedule_exists", "exists with another definition");
 
     let paused = post(server, "/v1/schedules/yearly:pause", "{}").await.is(200);
-    assert_eq!(
-        (paused.text_of("state"), &paused.body["revision"]),
-        ("paused", &2.into())
-    );
+    assert_eq!(paused.text_of("state"), "paused");
+    assert_eq!(paused.body["revision"], 2);
     assert!(paused.body.get("nextDueTime").is_none());
     let again = post(server, "/v1/schedules/yearly%3Apause", "").await.is(200);
     assert_eq!(again.body["revision"], 2);
@@ -116,23 +105,16 @@ async fn manage_over_rest(server: &Server) {
     let occurrence = format!("yearly+{job}");
     let record = record_of(server, &occurrence).await;
     assert_eq!(record.value.as_deref(), Some(&br#"{"n": 1.50}"#[..]));
-    let dispatched = server
-        .get_until(&format!("/v1/jobs/{job}"), |job| {
-            job.body["state"] == "dispatched"
-        })
-        .await;
+    let is_dispatched = |job: &Answer| job.body["state"] == "dispatched";
+    let dispatched = server.get_until(&format!("/v1/jobs/{job}"), is_dispatched).await;
     assert_eq!(dispatched.text_of("occurrence"), occurrence);
-    let resumed = post(server, "/v1/schedules/yearly:resume", r#"{"catchUp":true}"#)
+    let catch_up = r#"{"catchUp":true}"#;
+    let resumed = post(server, "/v1/schedules/yearly:resume", catch_up)
         .await
         .is(200);
-    assert_eq!(
-        (
-            &resumed.body["skipped"],
-            &resumed.body["schedule"]["state"],
-            &resumed.body["schedule"]["revision"]
-        ),
-        (&0.into(), &"active".into(), &3.into())
-    );
+    assert_eq!(resumed.body["skipped"], 0);
+    assert_eq!(resumed.body["schedule"]["state"], "active");
+    assert_eq!(resumed.body["schedule"]["revision"], 3);
 
     let changed = format!("{{\"every\":\"1h\",{JOB}}}");
     let put = async |query: &str| {
@@ -143,22 +125,16 @@ async fn manage_over_rest(server: &Server) {
     assert_eq!(stale.body["schedule"]["revision"], 3);
     stale.problem(409, "schedule_revised", "has revision 3");
     let updated = put("?expectedRevision=3").await.is(200);
-    assert_eq!(
-        (&updated.body["revision"], &updated.body["every"]["interval"]),
-        (&4.into(), &"1h".into())
-    );
+    assert_eq!(updated.body["revision"], 4);
+    assert_eq!(updated.body["every"]["interval"], "1h");
     assert_eq!(put("").await.is(200).body["revision"], 4);
     // At once: what is shown contains all changes that were answered.
     let changed = server.get("/v1/schedules/yearly").await.is(200);
-    assert_eq!(
-        (&changed.body["revision"], &changed.body["dispatched"]),
-        (&4.into(), &0.into())
-    );
+    assert_eq!(changed.body["revision"], 4);
+    assert_eq!(changed.body["dispatched"], 0);
 
-    assert_eq!(
-        server.delete("/v1/schedules/yearly").await.is(200).text_of("id"),
-        "yearly"
-    );
+    let deleted = server.delete("/v1/schedules/yearly").await.is(200);
+    assert_eq!(deleted.text_of("id"), "yearly");
     for gone in [
         server.delete("/v1/schedules/yearly").await,
         put("").await,
@@ -179,40 +155,30 @@ async fn manage_over_grpc(server: &Server) {
         spec: Some(every(seconds)),
     };
     let created = client.create_schedule(create(3600)).await.unwrap().into_inner();
-    assert_eq!(
-        (created.state(), created.revision),
-        (v1::ScheduleState::Active, 1)
-    );
+    assert_eq!(created.state(), v1::ScheduleState::Active);
+    assert_eq!(created.revision, 1);
     client.create_schedule(create(3600)).await.unwrap();
     let exists = client.create_schedule(create(60)).await.unwrap_err();
     assert_eq!(exists.code(), Code::AlreadyExists);
     let info = exists.get_details_error_info().unwrap();
-    assert_eq!(
-        (&*info.reason, &*info.metadata["schedule_id"]),
-        ("SCHEDULE_EXISTS", "hourly")
-    );
+    assert_eq!(info.reason, "SCHEDULE_EXISTS");
+    assert_eq!(info.metadata["schedule_id"], "hourly");
     let got = client.get_schedule(v1::GetScheduleRequest { id: id() }).await;
     assert_eq!(got.unwrap().into_inner().next_due_time, created.next_due_time);
 
     let paused = client.pause_schedule(v1::PauseScheduleRequest { id: id() }).await;
     assert_eq!(paused.unwrap().into_inner().state(), v1::ScheduleState::Paused);
     let trigger = v1::TriggerScheduleRequest { id: id() };
-    let job = client
-        .trigger_schedule(trigger)
-        .await
-        .unwrap()
-        .into_inner()
-        .job_id;
+    let triggered = client.trigger_schedule(trigger).await.unwrap();
+    let job = triggered.into_inner().job_id;
     record_of(server, &format!("hourly+{job}")).await;
     let resume = v1::ResumeScheduleRequest {
         id: id(),
         catch_up: false,
     };
     let resumed = client.resume_schedule(resume).await.unwrap().into_inner();
-    assert_eq!(
-        (resumed.skipped, resumed.schedule.unwrap().state()),
-        (0, v1::ScheduleState::Active)
-    );
+    assert_eq!(resumed.skipped, 0);
+    assert_eq!(resumed.schedule.unwrap().state(), v1::ScheduleState::Active);
     let update = |expected_revision| v1::UpdateScheduleRequest {
         id: id(),
         spec: Some(every(60)),
@@ -230,86 +196,47 @@ async fn manage_over_grpc(server: &Server) {
 }
 
 async fn reject_invalid_definitions(server: &Server) {
+    let of = |fields: &str| format!("{{{fields},{JOB}}}");
+    let zone = of(r#""id":"a","cron":"0 3 * * *","zone":"Europe/Berln""#);
+    let ended = of(r#""id":"a","every":"60s","end":"2020-01-01T00:00:00Z""#);
+    let unknown = r#"{"id":"a","every":"1h","appName":"smz","jobData":1}"#.to_owned();
+    let no_app = "`appName` is `smz`, which is not an application, did you mean `sms`?";
+    let (id, field) = (of(r#""id":"a b","every":"1h""#), of(r#""id":"a","evry":"1h""#));
+    let evry = "unknown field `evry`, did you mean `every`?";
     for (body, status, code, says) in [
-        (
-            format!("{{\"id\":\"a\",\"cron\":\"0 3 * * *\",\"zone\":\"Europe/Berln\",{JOB}}}"),
-            422,
-            "request.cron.zone",
-            "`cron.zone` ",
-        ),
-        (
-            format!("{{\"id\":\"a\",\"every\":\"60s\",\"end\":\"2020-01-01T00:00:00Z\",{JOB}}}"),
-            422,
-            "request.end",
-            "`end` is before the first occurrence",
-        ),
-        (
-            format!("{{\"id\":\"a b\",\"every\":\"1h\",{JOB}}}"),
-            422,
-            "request.id",
-            "must be 1 to 128 of the characters",
-        ),
-        (
-            r#"{"id":"a","every":"1h","appName":"smz","jobData":1}"#.to_owned(),
-            422,
-            "request.appName",
-            "`appName` is `smz`, which is not an application, did you mean `sms`?",
-        ),
-        (
-            format!("{{\"id\":\"a\",\"evry\":\"1h\",{JOB}}}"),
-            422,
-            "request.unknownField",
-            "unknown field `evry`, did you mean `every`?",
-        ),
+        (zone, 422, "request.cron.zone", "`cron.zone` "),
+        (ended, 422, "request.end", "`end` is before the first occurrence"),
+        (id, 422, "request.id", "must be 1 to 128 of the characters"),
+        (unknown, 422, "request.appName", no_app),
+        (field, 422, "request.unknownField", evry),
         ("[]".to_owned(), 400, "request.json", "not a JSON object"),
     ] {
-        post(server, "/v1/schedules", &body)
-            .await
-            .problem(status, code, says);
+        let refused = post(server, "/v1/schedules", &body).await;
+        refused.problem(status, code, says);
     }
-    for (path, status, code) in [
-        ("/v1/schedules/a:pauze", 405, "method"),
-        ("/v1/schedules/a", 405, "method"),
-    ] {
-        post(server, path, "{}").await.problem(status, code, "");
+    for path in ["/v1/schedules/a:pauze", "/v1/schedules/a"] {
+        post(server, path, "{}").await.problem(405, "method", "");
     }
-    post(server, "/v1/schedules/a:resume", r#"{"catchup":true}"#)
-        .await
-        .problem(400, "request.json", "unknown field `catchup`, expected `catchUp`");
+    let misspelled = post(server, "/v1/schedules/a:resume", r#"{"catchup":true}"#).await;
+    misspelled.problem(400, "request.json", "unknown field `catchup`, expected `catchUp`");
     // A form of another web page cannot send the content type.
     let form = send(server.request(Method::POST, "/v1/schedules/a:trigger")).await;
     form.problem(415, "request.contentType", "application/json");
-    server
-        .get("/v1/schedules/a:pause")
-        .await
-        .problem(405, "method", "does not support");
-    server
-        .get("/v1/schedules?pageToken=x")
-        .await
-        .problem(422, "request.pageToken", "is not a page token");
+    let got = server.get("/v1/schedules/a:pause").await;
+    got.problem(405, "method", "does not support");
+    let listed = server.get("/v1/schedules?pageToken=x").await;
+    listed.problem(422, "request.pageToken", "is not a page token");
 
     let mut client = client(server).await;
+    let with = |job| v1::ScheduleSpec { job, ..every(60) };
+    let of_smz = v1::JobTemplate {
+        app: "smz".into(),
+        ..v1::JobTemplate::default()
+    };
     for (spec, code, field) in [
         (every(0), Code::InvalidArgument, Some("every.interval")),
-        (
-            v1::ScheduleSpec {
-                job: None,
-                ..every(60)
-            },
-            Code::InvalidArgument,
-            Some("job"),
-        ),
-        (
-            v1::ScheduleSpec {
-                job: Some(v1::JobTemplate {
-                    app: "smz".into(),
-                    ..v1::JobTemplate::default()
-                }),
-                ..every(60)
-            },
-            Code::NotFound,
-            None,
-        ),
+        (with(None), Code::InvalidArgument, Some("job")),
+        (with(Some(of_smz)), Code::NotFound, None),
     ] {
         let request = v1::CreateScheduleRequest {
             id: "a".into(),
@@ -325,33 +252,25 @@ async fn reject_invalid_definitions(server: &Server) {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn other_applications_schedules_are_unknown() {
-    let tokens: [NewToken; 4] = std::array::from_fn(|_| new_token().unwrap());
-    let [all, sms, reader, mail] = &tokens;
-    let entries: [(&str, &NewToken, &[&str]); 4] = [
-        ("all", all, &["jobs:*"]),
-        ("sms", sms, &["jobs:*:sms"]),
-        ("reader", reader, &["jobs:read"]),
-        ("mail", mail, &["jobs:*:mail"]),
+    let callers: [(&str, &[&str]); 4] = [
+        ("all", &["jobs:*"]),
+        ("sms", &["jobs:*:sms"]),
+        ("reader", &["jobs:read"]),
+        ("mail", &["jobs:*:mail"]),
     ];
-    let server = Server::start_prepared(
-        |builder| {
-            let builder = builder.scheduler(&[("sms", "{name}-sms"), ("mail", "{name}-mail")]);
-            builder.set("scheduler.auth.tokens_file", "{dir}/tokens")
-        },
-        |directory| write_tokens(&directory.join("tokens"), &entries),
-    );
+    let (server, tokens) = Server::for_callers(callers, |builder| {
+        builder.scheduler(&[("sms", "{name}-sms"), ("mail", "{name}-mail")])
+    });
     let [all, sms, reader, mail] = tokens.each_ref().map(|token| token.token.as_str());
     let ask = async |token: &str, method: Method, path: &str, body: &str| {
-        send(with_json(server.request(method, path), body).bearer_auth(token)).await
+        server.ask(token, method, path, body).await
     };
+    let denied = |answer: Answer, says: &str| answer.problem(403, "permission_denied", says);
     let of_sms = format!("{{\"id\":\"own\",\"every\":\"1h\",{JOB}}}");
     let of_mail = of_sms.replace("sms", "mail");
     for token in [reader, mail] {
-        ask(token, Method::POST, "/v1/schedules", &of_sms).await.problem(
-            403,
-            "permission_denied",
-            "jobs:write:sms",
-        );
+        let refused = ask(token, Method::POST, "/v1/schedules", &of_sms).await;
+        denied(refused, "jobs:write:sms");
     }
     ask(sms, Method::POST, "/v1/schedules", &of_sms).await.is(201);
     let path = "/v1/schedules/own";
@@ -367,32 +286,23 @@ async fn other_applications_schedules_are_unknown() {
         (Method::POST, "/v1/schedules/own:resume", "{}"),
         (Method::POST, "/v1/schedules/own:trigger", "{}"),
     ] {
-        ask(mail, method, path, body)
-            .await
-            .problem(404, "schedule_unknown", "no such schedule");
+        let unknown = ask(mail, method, path, body).await;
+        unknown.problem(404, "schedule_unknown", "no such schedule");
     }
     // The id is taken, but whose schedule it is stays unknown.
     let taken = ask(mail, Method::POST, "/v1/schedules", &of_mail).await;
     assert!(taken.body.get("schedule").is_none(), "{taken:?}");
     taken.problem(409, "schedule_exists", "choose another id");
     // The previous application is not enough to move a schedule, and reading is not enough to change it.
-    ask(sms, Method::PUT, path, &body)
-        .await
-        .problem(403, "permission_denied", "jobs:write:mail");
-    ask(reader, Method::POST, "/v1/schedules/own:pause", "{}")
-        .await
-        .problem(403, "permission_denied", "needs the scope jobs:write");
+    denied(ask(sms, Method::PUT, path, &body).await, "jobs:write:mail");
+    let paused = ask(reader, Method::POST, "/v1/schedules/own:pause", "{}").await;
+    denied(paused, "needs the scope jobs:write");
     ask(all, Method::PUT, path, &body).await.is(200);
     eventually_async("the new application", DEADLINE, async || {
-        let seen = (
-            ask(mail, Method::GET, path, "").await.status.as_u16(),
-            ask(sms, Method::GET, path, "").await.status.as_u16(),
-        );
-        if seen == (200, 404) {
-            Ok(())
-        } else {
-            Err(format!("{seen:?}"))
-        }
+        let of_mail = ask(mail, Method::GET, path, "").await.status.as_u16();
+        let of_sms = ask(sms, Method::GET, path, "").await.status.as_u16();
+        let is_moved = (of_mail, of_sms) == (200, 404);
+        ensure(is_moved, format!("{of_mail} {of_sms}"))
     })
     .await;
 
@@ -400,9 +310,7 @@ async fn other_applications_schedules_are_unknown() {
         let path = format!("/v1/schedules{query}");
         ask(token, Method::GET, &path, "").await
     };
-    list(mail, "")
-        .await
-        .problem(403, "permission_denied", "needs the scope jobs:read");
+    denied(list(mail, "").await, "needs the scope jobs:read");
     let ids = |answer: Answer| {
         let schedules = answer.is(200).body["schedules"].take();
         let schedules = serde_json::from_value::<Vec<Value>>(schedules).unwrap();
@@ -413,10 +321,8 @@ async fn other_applications_schedules_are_unknown() {
     assert_eq!(ids(list(reader, "").await), 1);
     let mut client =
         ScheduleServiceClient::with_interceptor(server.channel().await, SendToken::new(Some(sms)).unwrap());
-    let hidden = client
-        .get_schedule(v1::GetScheduleRequest { id: "own".into() })
-        .await
-        .unwrap_err();
+    let get = v1::GetScheduleRequest { id: "own".into() };
+    let hidden = client.get_schedule(get).await.unwrap_err();
     assert_eq!(hidden.code(), Code::NotFound);
     server.shut_down();
 }
@@ -447,10 +353,8 @@ async fn schedules_are_listed_in_pages() {
             };
             let created = client.create_schedule(request).await?.into_inner();
             if number % 6 == 1 {
-                return client
-                    .pause_schedule(v1::PauseScheduleRequest { id })
-                    .await
-                    .map(tonic::Response::into_inner);
+                let pause = v1::PauseScheduleRequest { id };
+                return Ok(client.pause_schedule(pause).await?.into_inner());
             }
             Ok::<_, tonic::Status>(created)
         }
@@ -486,11 +390,8 @@ async fn schedules_are_listed_in_pages() {
     // Those without an occurrence come last.
     let due = |schedule: &v1::Schedule| schedule.next_due_time.map_or(i64::MAX, |time| time.seconds);
     assert!(all.is_sorted_by_key(due));
-    assert!(
-        all[COUNT - 2..]
-            .iter()
-            .all(|schedule| schedule.state() == v1::ScheduleState::Paused)
-    );
+    let is_paused = |schedule: &v1::Schedule| schedule.state() == v1::ScheduleState::Paused;
+    assert!(all[COUNT - 2..].iter().all(is_paused));
     for schedule in &all {
         assert_eq!(schedule, by_id[schedule.id.as_str()]);
     }
@@ -563,9 +464,8 @@ async fn refuse_stale_definitions(server: &Server) {
     // A creation has a state, and not one of another schedule.
     for state in ["paused", "finished"] {
         let body = with(&format!("\"state\":\"{state}\""));
-        post(server, "/v1/schedules", &body)
-            .await
-            .problem(422, "request.state", "the schedule is active");
+        let refused = post(server, "/v1/schedules", &body).await;
+        refused.problem(422, "request.state", "the schedule is active");
     }
     server.get(path).await.is(404);
     let copied = with(r#""state":"active","revision":7"#);
@@ -579,50 +479,38 @@ async fn refuse_stale_definitions(server: &Server) {
     assert_eq!(stale.body["schedule"]["revision"], 2);
     stale.problem(409, "schedule_revised", "has revision 2");
     // Without a change, nothing would be written, and it stays paused.
-    put(&read)
-        .await
-        .problem(422, "request.state", "the schedule is paused");
-    post(server, "/v1/schedules", &copied)
-        .await
-        .problem(422, "request.state", "the schedule is paused");
+    for refused in [put(&read).await, post(server, "/v1/schedules", &copied).await] {
+        refused.problem(422, "request.state", "the schedule is paused");
+    }
     let read = server.get(path).await.is(200).text;
     // A definition does not resume it.
     for body in [
         change(&read).replace("\"paused\"", "\"active\""),
         change(&with(r#""state":"active""#)),
     ] {
-        put(&body)
-            .await
-            .problem(422, "request.state", "the schedule is paused");
+        let refused = put(&body).await;
+        refused.problem(422, "request.state", "the schedule is paused");
     }
     let known = server.get(path).await.is(200);
     assert_eq!((&known.body["revision"], known.text == read), (&2.into(), true));
     let written = put(&change(&read)).await.is(200);
-    assert_eq!(
-        (&written.body["revision"], written.text_of("state")),
-        (&3.into(), "paused")
-    );
+    assert_eq!(written.body["revision"], 3);
+    assert_eq!(written.text_of("state"), "paused");
     // An update whose answer was lost can be repeated.
     put(&change(&read)).await.is(200);
 
     post(server, &format!("{path}:resume"), "{}").await.is(200);
-    let ended = with(r#""end":"2020-01-01T00:00:00Z","state":"active""#);
-    put(&ended)
-        .await
-        .problem(422, "request.state", "the schedule is finished");
-    let server_path = format!("{path}?expectedRevision=4");
-    server
-        .json(Method::PUT, &server_path, &with("\"revision\":3"))
-        .await
-        .problem(422, "request.revision", "but `expectedRevision` is 4");
-    put(&with("\"revision\":0"))
-        .await
-        .problem(422, "request.revision", "the first revision is 1");
+    let ended = put(&with(r#""end":"2020-01-01T00:00:00Z","state":"active""#)).await;
+    ended.problem(422, "request.state", "the schedule is finished");
+    let (expecting, third) = (format!("{path}?expectedRevision=4"), with("\"revision\":3"));
+    let refused = server.json(Method::PUT, &expecting, &third).await;
+    refused.problem(422, "request.revision", "but `expectedRevision` is 4");
+    let refused = put(&with("\"revision\":0")).await;
+    refused.problem(422, "request.revision", "the first revision is 1");
     put(&with(r#""revision":4,"state":"active""#)).await.is(200);
     server.delete(path).await.is(200);
-    put(&read)
-        .await
-        .problem(404, "schedule_unknown", "no such schedule");
+    let unknown = put(&read).await;
+    unknown.problem(404, "schedule_unknown", "no such schedule");
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -646,26 +534,18 @@ async fn unreadable_schedules_hide_no_others() {
         // It is in the index.
         server.get(&format!("/v1/schedules/{id}")).await.is(200);
     }
-    let damaged = Raw::connect(&redis.url())
-        .await
-        .call(&["EVAL", DAMAGE, "0", "damaged"])
-        .await;
+    let raw = Raw::connect(&redis.url()).await;
+    let damaged = raw.call(&["EVAL", DAMAGE, "0", "damaged"]).await;
     assert_eq!(damaged.as_i64(), Some(1));
     for path in ["/v1/schedules", "/v1/schedules?app=sms", "/v1/schedules?app=mail"] {
         let list = server.get(path).await.is(200);
         let unreadable = &list.body["unreadable"];
         assert_eq!(unreadable[0]["shard"], shard("damaged", 3), "{list:?}");
-        assert!(
-            unreadable[0]["problem"]
-                .as_str()
-                .unwrap()
-                .contains("not a schedule record")
-        );
+        let problem = unreadable[0]["problem"].as_str().unwrap();
+        assert!(problem.contains("not a schedule record"), "{problem}");
         assert_eq!(unreadable.as_array().unwrap().len(), 1);
-        let ids: BTreeSet<&str> = list.body["schedules"]
-            .as_array()
-            .unwrap()
-            .iter()
+        let schedules = list.body["schedules"].as_array().unwrap().iter();
+        let ids: BTreeSet<&str> = schedules
             .map(|schedule| schedule["id"].as_str().unwrap())
             .collect();
         let expected = if path.ends_with("mail") {
@@ -675,10 +555,8 @@ async fn unreadable_schedules_hide_no_others() {
         };
         assert!(ids.iter().eq(expected), "{list:?}");
     }
-    let listed = client(&server)
-        .await
-        .list_schedules(v1::ListSchedulesRequest::default())
-        .await;
+    let request = v1::ListSchedulesRequest::default();
+    let listed = client(&server).await.list_schedules(request).await;
     let listed = listed.unwrap().into_inner();
     assert_eq!((listed.schedules.len(), listed.unreadable.len()), (2, 1));
     assert!(server.output().contains("invalid schedule record in the index"));
@@ -723,10 +601,8 @@ async fn preview_clock_changes(server: &Server) {
     assert_eq!(preview.occurrences, expected);
 
     let query = "count=2&after=2027-03-26T12:00:00Z";
-    let of_schedule = server
-        .get(&format!("/v1/schedules/nightly/preview?{query}"))
-        .await
-        .is(200);
+    let of_schedule = format!("/v1/schedules/nightly/preview?{query}");
+    let of_schedule = server.get(&of_schedule).await.is(200);
     let path = format!("/v1/schedules:preview?{query}");
     let of_definition = post(server, &path, &format!("{{{definition}}}")).await.is(200);
     assert_eq!(of_schedule.body, of_definition.body);
@@ -743,13 +619,9 @@ async fn preview_clock_changes(server: &Server) {
     let limited = format!("{{{definition},\"maxCount\":1}}");
     let limited = post(server, "/v1/schedules:preview", &limited).await.is(200);
     assert_eq!(limited.body["occurrences"].as_array().unwrap().len(), 1);
-    post(
-        server,
-        "/v1/schedules:preview?count=1001",
-        &format!("{{{definition}}}"),
-    )
-    .await
-    .problem(422, "request.count", "the maximum is 1000");
+    let definition = format!("{{{definition}}}");
+    let refused = post(server, "/v1/schedules:preview?count=1001", &definition).await;
+    refused.problem(422, "request.count", "the maximum is 1000");
 }
 
 #[test]
@@ -765,11 +637,8 @@ fn killed_schedulers_dispatch_each_occurrence_once() {
         let body = format!(
             r#"{{"id":"s-{number}","every":"1s","maxCount":{COUNT},"misfire":{{"policy":"all","limit":1000}},{JOB}}}"#
         );
-        let create = with_json(
-            http.post(format!("http://{}/v1/schedules", listen[number % 2])),
-            &body,
-        );
-        env.block_on(send(create)).is(201);
+        let url = format!("http://{}/v1/schedules", listen[number % 2]);
+        env.block_on(send(with_json(http.post(url), &body))).is(201);
     }
     let schedules = EachSecond {
         schedules: SCHEDULES,
@@ -785,23 +654,12 @@ fn killed_schedulers_dispatch_each_occurrence_once() {
     schedules.until_finished(&mut watch);
     for number in 0..SCHEDULES {
         let url = format!("http://{}/v1/schedules/s-{number}", listen[0]);
-        env.block_on(eventually_async(
-            "the schedule is finished",
-            DEADLINE,
-            async || {
-                let answer = send(http.get(&url)).await;
-                let state = (
-                    &answer.body["state"],
-                    &answer.body["dispatched"],
-                    &answer.body["skipped"],
-                );
-                if state == (&"finished".into(), &COUNT.into(), &0.into()) {
-                    Ok(())
-                } else {
-                    Err(answer.text)
-                }
-            },
-        ));
+        env.block_on(eventually_async("it is finished", DEADLINE, async || {
+            let answer = send(http.get(&url)).await;
+            let body = &answer.body;
+            let holds = body["state"] == "finished" && body["dispatched"] == COUNT && body["skipped"] == 0;
+            ensure(holds, answer.text)
+        }));
     }
     watch.look();
     assert_eq!(watch.seen.apps.len(), SCHEDULES * COUNT);

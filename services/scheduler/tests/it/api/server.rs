@@ -9,11 +9,13 @@ use redeliver_kafka::KafkaSettings;
 use redeliver_kafka::producer::Producer;
 use redeliver_kafka::reader::TopicReader;
 use redeliver_proto::v1::job_service_client::JobServiceClient;
-use redeliver_testkit::{EnvBuilder, ServiceProcess, TestEnv, eventually_async, http};
+use redeliver_service::identity::{NewToken, new_token};
+use redeliver_testkit::{EnvBuilder, ServiceProcess, TestEnv, ensure, eventually_async, http};
 use reqwest::{Method, RequestBuilder, StatusCode};
 use serde_json::Value;
 use tonic::transport::{Channel, Endpoint};
 
+use super::identity::write_tokens;
 use crate::env::{DEADLINE, api_address};
 
 pub(crate) struct Server {
@@ -76,6 +78,28 @@ impl Server {
         }
     }
 
+    /// A server, and a token for each of these callers with these scopes.
+    pub(crate) fn for_callers<const N: usize>(
+        callers: [(&str, &[&str]); N],
+        configure: impl FnOnce(EnvBuilder) -> EnvBuilder,
+    ) -> (Self, [NewToken; N]) {
+        let tokens = callers.map(|_| new_token().unwrap());
+        let entries = callers.iter().zip(&tokens);
+        let entries: Vec<_> = entries
+            .map(|((name, scopes), token)| (*name, token, *scopes))
+            .collect();
+        let server = Self::start_prepared(
+            |builder| configure(builder).set("scheduler.auth.tokens_file", "{dir}/tokens"),
+            |directory| write_tokens(&directory.join("tokens"), &entries),
+        );
+        (server, tokens)
+    }
+
+    /// What a caller with a token is answered.
+    pub(crate) async fn ask(&self, token: &str, method: Method, path: &str, body: &str) -> Answer {
+        send(with_json(self.request(method, path), body).bearer_auth(token)).await
+    }
+
     pub(crate) fn request(&self, method: Method, path: &str) -> RequestBuilder {
         self.http
             .request(method, format!("http://{}{path}", self.address))
@@ -89,11 +113,7 @@ impl Server {
     pub(crate) async fn get_until(&self, path: &str, is_right: impl Fn(&Answer) -> bool) -> Answer {
         eventually_async(path, DEADLINE, async || {
             let answer = self.get(path).await;
-            if is_right(&answer) {
-                Ok(answer)
-            } else {
-                Err(answer.text)
-            }
+            ensure(is_right(&answer), answer.text.clone()).map(|()| answer)
         })
         .await
     }
@@ -190,7 +210,18 @@ pub(crate) fn with_json(request: RequestBuilder, body: &str) -> RequestBuilder {
         .body(body.to_owned())
 }
 
+/// Sends a request; again while Kafka, on a busy machine, does not take what it changes: then nothing was written.
 pub(crate) async fn send(request: RequestBuilder) -> Answer {
+    eventually_async("Kafka takes the change", DEADLINE, async || {
+        let request = request.try_clone().expect("a body that is in memory");
+        let answer = answer_to(request).await;
+        let is_taken = answer.body["code"] != "kafka_unavailable";
+        ensure(is_taken, answer.text.clone()).map(|()| answer)
+    })
+    .await
+}
+
+async fn answer_to(request: RequestBuilder) -> Answer {
     let response = request.send().await.unwrap();
     let header = |name: &str| Some(response.headers().get(name)?.to_str().unwrap().to_owned());
     let (kind, location) = (header("content-type").unwrap_or_default(), header("location"));
@@ -225,6 +256,14 @@ impl Answer {
             answer.body["detail"].as_str().unwrap().contains(says),
             "{answer:?}"
         );
+    }
+
+    /// Checks texts of the body.
+    #[track_caller]
+    pub(crate) fn has(&self, fields: &[(&str, &str)]) {
+        for (field, text) in fields {
+            assert_eq!(self.text_of(field), *text, "{self:?}");
+        }
     }
 
     #[track_caller]
