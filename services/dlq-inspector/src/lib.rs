@@ -396,7 +396,7 @@ pub fn mount(host: &mut Host, config: DlqInspectorConfig, listener: Listener) ->
             topic: redrives_topic.as_str().into(),
             accepts_edits: config.redrive.edit,
         },
-        requests: actions.map(|actions| ActionRequests {
+        requests: ActionRequests {
             writer: Writer::new(
                 &host.kafka,
                 &waiting_actions::transactional_id(&actions_topic),
@@ -406,7 +406,7 @@ pub fn mount(host: &mut Host, config: DlqInspectorConfig, listener: Listener) ->
             audit: audit_log,
             topic: actions_topic,
             replica: actions,
-        }),
+        },
         overviews,
         kafka: host.kafka.clone(),
         clock: host.clock.clone(),

@@ -176,7 +176,6 @@ impl Api {
             limit,
             keys: keys.clone(),
         };
-        let can_act = self.requests.is_some();
         let scan = self.waiting(
             viewer,
             selection,
@@ -193,7 +192,6 @@ impl Api {
                     records: rows.collect(),
                     matching: found.counts.values().map(|counts| counts.records).sum(),
                     coverage: Some(coverage(selection, found)),
-                    can_act,
                 }
             },
         );

@@ -32,7 +32,6 @@ impl World {
             .partitions(partitions)
             .tiers(&[3_600_000])
             .with_inspector()
-            .set("waiting_actions.enabled", "true")
             .set("audit.topic", "{name}-audit")
             .set("kafka.session_timeout", "6s")
             .set("dlq_inspector.redrive.edit", "true")

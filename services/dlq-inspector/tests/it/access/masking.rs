@@ -343,7 +343,6 @@ async fn no_method_answers_what_is_masked() {
             "{ tiers: [2h] }".to_owned(),
         ),
         ("scheduler.apps.shop.topic".to_owned(), pipeline.clone()),
-        ("waiting_actions.enabled".to_owned(), "true".to_owned()),
     ] {
         callers.env.base.set(&key, &value);
     }
