@@ -471,7 +471,10 @@ impl<S: State> Follower<S> {
         let presences = self.topic.written.iter();
         let mut presences = presences.map(|topic| (topic, self.topic.watch.presence(topic)));
         if let Some((topic, presence)) = presences.find(|(_, presence)| presence.is_unavailable()) {
-            let note = format!("what is wanted in the {} waits: topic `{topic}` {presence}", S::TOPIC);
+            let note = format!(
+                "what is wanted in the {} waits: topic `{topic}` {presence}",
+                S::TOPIC
+            );
             return self.topic.part.ready_but(note);
         }
         let problems = self.current().problems();

@@ -285,7 +285,6 @@ pub fn mount(host: &mut Host, config: DlqInspectorConfig, listener: Listener) ->
         patterns: Patterns::new(&config.topics).without([
             host.config.audit_topic(),
             host.config.control_topic(),
-            actions_topic.clone(),
             redrives_topic.clone(),
         ]),
         surveyor: surveyor.clone(),

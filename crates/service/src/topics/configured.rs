@@ -205,7 +205,10 @@ mod tests {
         assert!(names("{}").is_empty());
         let of_pipeline = names("{ kafka: { id_prefix: eu- }, pipelines: { docs: {} } }");
         assert!(
-            of_pipeline.ends_with(&["eu-redeliver.waiting.actions".to_owned(), "eu-redeliver.audit".to_owned()]),
+            of_pipeline.ends_with(&[
+                "eu-redeliver.waiting.actions".to_owned(),
+                "eu-redeliver.audit".to_owned()
+            ]),
             "{of_pipeline:?}"
         );
     }
