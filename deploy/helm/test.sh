@@ -216,8 +216,7 @@ for id_prefix in "" staging-; do
     contains "the status topic of the prefix '$id_prefix'" "topicName: \"${id_prefix}redeliver.status\"" "${base[@]}" \
         --set topics.provisioner=strimzi --set topics.strimzi.cluster=main --set-string config.kafka.id_prefix=$id_prefix
     contains "the topic of actions of the prefix '$id_prefix'" "topicName: \"${id_prefix}redeliver.waiting.actions\"" "${base[@]}" \
-        --set topics.provisioner=strimzi --set topics.strimzi.cluster=main --set-string config.kafka.id_prefix=$id_prefix \
-        --set config.waiting_actions.enabled=true
+        --set topics.provisioner=strimzi --set topics.strimzi.cluster=main --set-string config.kafka.id_prefix=$id_prefix
     contains "the control topic of the prefix '$id_prefix'" "topicName: \"${id_prefix}redeliver.control\"" "${base[@]}" \
         --set topics.provisioner=strimzi --set topics.strimzi.cluster=main --set-string config.kafka.id_prefix=$id_prefix
 done

@@ -28,7 +28,7 @@ pub(crate) async fn run(broker: &Broker, count: usize, figures: &mut Figures) ->
         &name,
         &format!(
             "instance: {name}
-kafka: {{ brokers: '{}' }}
+kafka: {{ brokers: '{}', topics: {{ create: true }} }}
 pipelines: {{ {name}: {{ output: '{name}-out', retry: {{ tiers: [{tier}] }} }} }}
 ",
             broker.address

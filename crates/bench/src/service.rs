@@ -32,8 +32,8 @@ impl Service {
         let address = admin.local_addr()?;
         let start = Start::new(Arc::new(Config::from_yaml(config)?), stop.clone(), admin);
         let mut host = Host::new("bench", start);
-        // Services wait for it.
-        let needed = topics::of_control(&host.config);
+        // Services wait for them.
+        let needed = topics::of_control(&host.config).join(topics::of_waiting_actions(&host.config));
         topology::apply(&host.kafka.client(), &needed, CREATE_TIMEOUT).await?;
         mount(&mut host).await?;
         #[expect(

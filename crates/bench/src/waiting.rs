@@ -52,8 +52,7 @@ pub(crate) async fn run(broker: &Broker, options: &Options, figures: &mut Figure
     let data = std::env::temp_dir().join("redeliver-bench").join(&name);
     let [first, second] = tiers;
     let config = format!(
-        "waiting_actions: {{ enabled: true }}\n\
-         pipelines: {{ {name}: {{ output: '{name}-out', retry: {{ tiers: [{first}, {second}] }} }} }}\n"
+        "pipelines: {{ {name}: {{ output: '{name}-out', retry: {{ tiers: [{first}, {second}] }} }} }}\n"
     );
     let inspector = Inspector::start(broker, &options.inspector, &data, &broker.name("dlq-*"), &config)?;
     inspector.until_ready()?;

@@ -53,7 +53,7 @@ pub use auth::{AuthConfig, ClientCertificateConfig, JwtConfig};
 pub use batch::{BatchConfig, BatchValues};
 pub use breaker::{BreakerConfig, FailureRateConfig};
 pub use connections::{ConnectionsConfig, HttpVersion};
-pub use control::{CONTROL_TOPIC, ControlConfig, STATUS_TOPIC, WAITING_ACTIONS_TOPIC, WaitingActionsConfig};
+pub use control::{CONTROL_TOPIC, ControlConfig, STATUS_TOPIC, WAITING_ACTIONS_TOPIC};
 pub use error::{ConfigError, Findings, InvalidField, suggestion};
 pub use grouping::{LimitByConfig, OrderingConfig};
 pub use http::{HttpConfig, Meaning, ResponseMode, Status, TlsConfig};
@@ -95,8 +95,6 @@ pub struct Config {
     pub retired: BTreeMap<String, PipelineConfig>,
     /// What operators change at run time.
     pub control: ControlConfig,
-    /// Actions on single waiting records.
-    pub waiting_actions: WaitingActionsConfig,
     /// Where it is recorded who has changed or seen what.
     pub audit: AuditConfig,
     /// The scheduler.
@@ -122,7 +120,6 @@ impl Default for Config {
             pipelines: BTreeMap::new(),
             retired: BTreeMap::new(),
             control: ControlConfig::default(),
-            waiting_actions: WaitingActionsConfig::default(),
             audit: AuditConfig::default(),
             scheduler: SchedulerConfig::default(),
             clock: ClockConfig::default(),

@@ -315,9 +315,7 @@ impl State for WaitingActions {
 /// The topic as a tier follows it. Cheap to clone.
 #[derive(Clone, Debug)]
 pub struct Actions {
-    /// `None`: they are disabled.
-    replica: Option<Replica<WaitingActions>>,
-    none: Arc<WaitingActions>,
+    replica: Replica<WaitingActions>,
     /// The lanes that look at it.
     wakers: Arc<Mutex<Vec<Waker>>>,
 }
@@ -326,22 +324,13 @@ impl Actions {
     /// What was read last. The same [`Arc`] is returned until something changes. Does not block.
     #[must_use]
     pub fn state(&self) -> Arc<WaitingActions> {
-        let state = self.replica.as_ref().and_then(Replica::state);
-        state.unwrap_or_else(|| self.none.clone())
-    }
-
-    /// Whether `waiting_actions` is enabled. If not, nothing is ever acted on.
-    #[must_use]
-    pub fn are_enabled(&self) -> bool {
-        self.replica.is_some()
+        self.replica.state().unwrap_or_default()
     }
 
     /// Whether [`Actions::state`] contains everything that was committed before this time. If not, has the topic read now.
     #[must_use]
     pub fn are_known_since(&self, time: Instant) -> bool {
-        self.replica
-            .as_ref()
-            .is_none_or(|replica| replica.is_read_since(time))
+        self.replica.is_read_since(time)
     }
 
     /// Wakes a lane with each change.
@@ -356,48 +345,42 @@ impl Actions {
     #[must_use]
     pub fn fixed(state: WaitingActions) -> (Self, tokio::sync::watch::Sender<Option<Arc<WaitingActions>>>) {
         let (replica, sender) = Replica::fixed(Some(state));
-        (Self::of(Some(replica)), sender)
+        (Self::of(replica), sender)
     }
 
-    fn of(replica: Option<Replica<WaitingActions>>) -> Self {
+    fn of(replica: Replica<WaitingActions>) -> Self {
         Self {
             replica,
-            none: Arc::default(),
             wakers: Arc::default(),
         }
     }
 }
 
 impl Host {
-    /// The actions on waiting records. The first call follows their topic and waits until it was read, unless they are disabled; `None` if the
-    /// process shuts down before that. Call it after [`Host::ensure_topics`].
+    /// The actions on waiting records. The first call follows their topic and waits until it was read; `None` if the process shuts down before that. While
+    /// their topic or the audit topic cannot be written, the process is ready, and says so. Call it after [`Host::ensure_topics`].
     ///
     /// # Errors
     /// When a thread or the watch of the topics cannot be started.
     pub async fn waiting_actions(&mut self) -> io::Result<Option<Actions>> {
         let actions = match self.shared() {
             Some(actions) => actions,
-            None if !self.config.waiting_actions.enabled => Actions::of(None),
             None => {
-                let replica = self.follow(&self.config.waiting_actions_topic())?;
+                let topic = self.config.waiting_actions_topic();
+                let written = [topic.clone(), self.config.audit_topic()];
+                let replica = self.follow_and_write(&topic, &written)?;
                 self.add_waiting_actions(replica)
             }
         };
-        let is_known = match &actions.replica {
-            Some(replica) => replica.wait_known(self.tasks.shutdown()).await,
-            None => true,
-        };
+        let is_known = actions.replica.wait_known(self.tasks.shutdown()).await;
         Ok(is_known.then_some(actions))
     }
 
-    /// The same for a process without tiers: it does not wait for the topic, and is ready without it. `None` if actions are disabled.
+    /// The same for a process without tiers: it does not wait for the topic, and is ready without it.
     ///
     /// # Errors
     /// See [`Host::waiting_actions`].
-    pub fn waiting_actions_aside(&mut self) -> io::Result<Option<Replica<WaitingActions>>> {
-        if !self.config.waiting_actions.enabled {
-            return Ok(None);
-        }
+    pub fn waiting_actions_aside(&mut self) -> io::Result<Replica<WaitingActions>> {
         if let Some(Actions { replica, .. }) = self.shared() {
             return Ok(replica);
         }
@@ -407,7 +390,7 @@ impl Host {
 
     fn add_waiting_actions(&mut self, replica: Replica<WaitingActions>) -> Actions {
         let mut changes = replica.changes();
-        let actions = Actions::of(Some(replica));
+        let actions = Actions::of(replica);
         let wakers = actions.wakers.clone();
         self.tasks.spawn("waiting-actions", async move {
             while changes.changed().await.is_ok() {

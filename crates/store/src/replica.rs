@@ -300,6 +300,8 @@ pub struct Topic {
     pub kafka: KafkaSettings,
     /// Its name.
     pub name: Arc<str>,
+    /// The topics that the process writes for what this one wants. Readiness names one that cannot be written.
+    pub written: Vec<Arc<str>>,
     /// Whether the process does without it.
     pub may_be_missing: bool,
     /// The topics that exist.
@@ -466,6 +468,15 @@ impl<S: State> Follower<S> {
     }
 
     fn set_ready(&self) {
+        let presences = self.topic.written.iter();
+        let mut presences = presences.map(|topic| (topic, self.topic.watch.presence(topic)));
+        if let Some((topic, presence)) = presences.find(|(_, presence)| presence.is_unavailable()) {
+            let note = format!(
+                "what is wanted in the {} waits: topic `{topic}` {presence}",
+                S::TOPIC
+            );
+            return self.topic.part.ready_but(note);
+        }
         let problems = self.current().problems();
         if problems.is_empty() {
             return self.topic.part.ready();

@@ -92,8 +92,8 @@ pub(crate) struct Api {
     pub(crate) shared: Arc<SharedState>,
     pub(crate) groups: Groups,
     pub(crate) redrives: Redrives,
-    /// `None`: actions on waiting records are disabled.
-    pub(crate) requests: Option<ActionRequests>,
+    /// Actions on waiting records.
+    pub(crate) requests: ActionRequests,
     pub(crate) overviews: Overviews,
     pub(crate) kafka: KafkaSettings,
     pub(crate) clock: Arc<dyn Clock>,

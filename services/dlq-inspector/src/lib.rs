@@ -285,7 +285,6 @@ pub fn mount(host: &mut Host, config: DlqInspectorConfig, listener: Listener) ->
         patterns: Patterns::new(&config.topics).without([
             host.config.audit_topic(),
             host.config.control_topic(),
-            actions_topic.clone(),
             redrives_topic.clone(),
         ]),
         surveyor: surveyor.clone(),
@@ -396,7 +395,7 @@ pub fn mount(host: &mut Host, config: DlqInspectorConfig, listener: Listener) ->
             topic: redrives_topic.as_str().into(),
             accepts_edits: config.redrive.edit,
         },
-        requests: actions.map(|actions| ActionRequests {
+        requests: ActionRequests {
             writer: Writer::new(
                 &host.kafka,
                 &waiting_actions::transactional_id(&actions_topic),
@@ -406,7 +405,7 @@ pub fn mount(host: &mut Host, config: DlqInspectorConfig, listener: Listener) ->
             audit: audit_log,
             topic: actions_topic,
             replica: actions,
-        }),
+        },
         overviews,
         kafka: host.kafka.clone(),
         clock: host.clock.clone(),

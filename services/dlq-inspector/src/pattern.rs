@@ -1,7 +1,7 @@
 //! The patterns that select dead-letter topics.
 
 use redeliver_core::pattern::matches;
-use redeliver_runtime::config::{AUDIT_TOPIC, CONTROL_TOPIC, STATUS_TOPIC};
+use redeliver_runtime::config::{AUDIT_TOPIC, CONTROL_TOPIC, STATUS_TOPIC, WAITING_ACTIONS_TOPIC};
 
 use crate::{group_states, ledger};
 
@@ -12,8 +12,8 @@ pub struct Patterns {
     excluded: Vec<String>,
 }
 
-/// How the names of the audit, control and status topics of all installations end, unless they are configured otherwise.
-const OF_INSTALLATIONS: [&str; 3] = [AUDIT_TOPIC, CONTROL_TOPIC, STATUS_TOPIC];
+/// How the names of the audit, control, status and actions topics of all installations end, unless they are configured otherwise.
+const OF_INSTALLATIONS: [&str; 4] = [AUDIT_TOPIC, CONTROL_TOPIC, STATUS_TOPIC, WAITING_ACTIONS_TOPIC];
 
 impl Patterns {
     /// Creates the patterns from `dlq_inspector.topics`.
@@ -41,8 +41,8 @@ impl Patterns {
         names.filter(|pattern| !pattern.contains('*') && self.matches(pattern))
     }
 
-    /// Whether a topic is a dead-letter topic. The inspector's own topics and internal ones never are, nor are the audit, control and status topics of all
-    /// installations.
+    /// Whether a topic is a dead-letter topic. The inspector's own topics and internal ones never are, nor are the audit, control, status and actions topics of
+    /// all installations.
     #[must_use]
     pub fn matches(&self, topic: &str) -> bool {
         ![ledger::TOPIC, group_states::TOPIC].contains(&topic)
@@ -72,6 +72,7 @@ mod tests {
             "staging-redeliver.audit",
             "staging-redeliver.control",
             "redeliver.status",
+            "eu-redeliver.waiting.actions",
         ] {
             assert!(!all.matches(other), "{other}");
         }

@@ -29,8 +29,7 @@ pub(crate) struct TierLanes {
     topic_watch: TopicWatch,
     control: Control,
     actions: Actions,
-    /// `None` if nobody can act on single records.
-    lookups: Option<SyncSender<(Question, Waker)>>,
+    lookups: SyncSender<(Question, Waker)>,
 }
 
 impl TierLanes {
@@ -43,17 +42,11 @@ impl TierLanes {
         actions: Actions,
     ) -> io::Result<Self> {
         let config = host.config.clone();
-        let lookups = match actions.are_enabled() {
-            true => {
-                let (answering, lookups) = Lookups::new(host.kafka.clone(), host.tasks.shutdown().clone());
-                host.tasks.spawn_thread("waiting-lookups", move || {
-                    answering.run();
-                    Ok::<(), Infallible>(())
-                })?;
-                Some(lookups)
-            }
-            false => None,
-        };
+        let (answering, lookups) = Lookups::new(host.kafka.clone(), host.tasks.shutdown().clone());
+        host.tasks.spawn_thread("waiting-lookups", move || {
+            answering.run();
+            Ok::<(), Infallible>(())
+        })?;
         let families = TierFamilies::register(&mut host.registry(), host.clock.clone());
         Ok(Self {
             look_ahead: LookAhead {
@@ -88,12 +81,7 @@ impl TierLanes {
         let waker = Waker::new();
         let ask = Box::new({
             let (lookups, waker) = (self.lookups.clone(), waker.clone());
-            move |question| {
-                let asked = lookups
-                    .as_ref()
-                    .map(|lookups| lookups.try_send((question, waker.clone())));
-                asked.is_some_and(|asked| asked.is_ok())
-            }
+            move |question| lookups.try_send((question, waker.clone())).is_ok()
         });
         let group = pipeline::retry_tier_group(&self.kafka.id_prefix, tier);
         let serves = Serves {

@@ -274,11 +274,9 @@ impl Relay {
             topics.push(topic.served.pipeline.dead_letter_topic());
             topics.extend(topic.tier_topics.values().cloned());
         }
+        topics.extend(self.topics());
         let context = &self.acting.context;
-        if context.actions.are_enabled() {
-            topics.extend(self.topics());
-            topics.extend([context.topic.clone(), context.audit.topic().clone()]);
-        }
+        topics.extend([context.topic.clone(), context.audit.topic().clone()]);
         topics
     }
 
@@ -345,7 +343,6 @@ impl Processor for Relay {
         let Some(topic) = self.topics.get(topic).cloned() else {
             return;
         };
-        let has_actions = self.acting.context.actions.are_enabled();
         self.partitions.insert(
             assignment,
             Partition {
@@ -358,7 +355,7 @@ impl Processor for Relay {
                 rejected: VecDeque::new(),
                 rejected_bytes: 0,
                 last_search: None,
-                acts: Acts::new(has_actions),
+                acts: Acts::new(),
             },
         );
         self.order.push(assignment);

@@ -46,7 +46,6 @@ pub(super) async fn run(
     let config = format!(
         "instance: {name}
 kafka: {{ brokers: '{}', topics: {{ create: true }} }}
-waiting_actions: {{ enabled: true }}
 pipelines: {{ {name}: {{ output: '{name}-out', {retry} }}, {name}-others: {{ {retry} }} }}
 ",
         broker.address

@@ -10093,9 +10093,6 @@ pub struct WaitingRecords {
     /// Empty on the last page.
     #[prost(string, tag = "4")]
     pub next_page_token: ::prost::alloc::string::String,
-    /// Whether ActOnWaitingRecords is enabled.
-    #[prost(bool, tag = "5")]
-    pub can_act: bool,
 }
 /// A failed record that waits. Fields that its headers do not contain are not set.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
@@ -11160,7 +11157,7 @@ pub mod waiting_service_client {
             self.inner.unary(req, path, codec).await
         }
         /// A record that waits in a tier or with the scheduler, with its contents. NOT_FOUND (RECORD_NOT_FOUND) if it does not wait there any more.
-        /// With a `job_id`, it reads the topics of the scheduler, as a scan does.
+        /// With a `job_id`, it reads what was written to the partition of the job in the topics of the scheduler since it was requested.
         pub async fn get_waiting_record(
             &mut self,
             request: impl tonic::IntoRequest<super::GetWaitingRecordRequest>,
@@ -11190,8 +11187,8 @@ pub mod waiting_service_client {
         /// Has records that wait in tiers retried now, moved to the dead letters, or edited. The tier that owns a record does it, in one transaction with the outcome and an
         /// entry of the audit log, so that each record has one outcome whatever is killed. JobService.ActOnLongWait retries or moves one that waits with the scheduler.
         ///
-        /// Also requires the scope dead-letters:operate for the dead-letter topic; an edit requires what RedriveService.PlanEdit does. FAILED_PRECONDITION (ACTIONS_DISABLED)
-        /// unless `waiting_actions.enabled` is set, and (TOPIC_IDS_MISSING) if the broker has no topic ids.
+        /// Also requires the scope dead-letters:operate for the dead-letter topic; an edit requires what RedriveService.PlanEdit does. UNAVAILABLE (ACTIONS_UNKNOWN)
+        /// while the server cannot read the topic of actions, and FAILED_PRECONDITION (TOPIC_IDS_MISSING) if the broker has no topic ids.
         pub async fn act_on_waiting_records(
             &mut self,
             request: impl tonic::IntoRequest<super::ActOnWaitingRecordsRequest>,
@@ -11324,7 +11321,7 @@ pub mod waiting_service_server {
             tonic::Status,
         >;
         /// A record that waits in a tier or with the scheduler, with its contents. NOT_FOUND (RECORD_NOT_FOUND) if it does not wait there any more.
-        /// With a `job_id`, it reads the topics of the scheduler, as a scan does.
+        /// With a `job_id`, it reads what was written to the partition of the job in the topics of the scheduler since it was requested.
         async fn get_waiting_record(
             &self,
             request: tonic::Request<super::GetWaitingRecordRequest>,
@@ -11335,8 +11332,8 @@ pub mod waiting_service_server {
         /// Has records that wait in tiers retried now, moved to the dead letters, or edited. The tier that owns a record does it, in one transaction with the outcome and an
         /// entry of the audit log, so that each record has one outcome whatever is killed. JobService.ActOnLongWait retries or moves one that waits with the scheduler.
         ///
-        /// Also requires the scope dead-letters:operate for the dead-letter topic; an edit requires what RedriveService.PlanEdit does. FAILED_PRECONDITION (ACTIONS_DISABLED)
-        /// unless `waiting_actions.enabled` is set, and (TOPIC_IDS_MISSING) if the broker has no topic ids.
+        /// Also requires the scope dead-letters:operate for the dead-letter topic; an edit requires what RedriveService.PlanEdit does. UNAVAILABLE (ACTIONS_UNKNOWN)
+        /// while the server cannot read the topic of actions, and FAILED_PRECONDITION (TOPIC_IDS_MISSING) if the broker has no topic ids.
         async fn act_on_waiting_records(
             &self,
             request: tonic::Request<super::ActOnWaitingRecordsRequest>,

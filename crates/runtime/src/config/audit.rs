@@ -81,6 +81,10 @@ mod tests {
                 "audit.topic: `redeliver.status` is also the status topic",
             ),
             (
+                "audit: { topic: redeliver.waiting.actions }",
+                "audit.topic: `redeliver.waiting.actions` is also the topic of actions on waiting records",
+            ),
+            (
                 "pipelines: { docs: { source: redeliver.status, output: done } }",
                 "kafka.id_prefix: `redeliver.status` is also the source of the pipeline `docs`",
             ),

@@ -1,4 +1,4 @@
-//! `control` and `waiting_actions`: what operators change at run time.
+//! `control`: what operators change at run time. And the names of other topics of an installation.
 
 use serde::{Deserialize, Serialize};
 
@@ -18,14 +18,6 @@ pub const WAITING_ACTIONS_TOPIC: &str = "redeliver.waiting.actions";
 pub struct ControlConfig {
     /// The topic with what operators have paused, limited or released. `None`: `redeliver.control`, after `kafka.id_prefix`.
     pub topic: Option<String>,
-}
-
-/// `waiting_actions`.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-pub struct WaitingActionsConfig {
-    /// Whether operators can act on single records that wait in tiers. All retry tiers of an installation must know these actions.
-    pub enabled: bool,
 }
 
 impl ControlConfig {
@@ -56,7 +48,7 @@ impl Config {
         self.kafka.id(STATUS_TOPIC)
     }
 
-    /// The topic of what operators want done with single waiting records, if `waiting_actions` is enabled.
+    /// The topic of what operators want done with single waiting records.
     #[must_use]
     pub fn waiting_actions_topic(&self) -> String {
         self.kafka.id(WAITING_ACTIONS_TOPIC)

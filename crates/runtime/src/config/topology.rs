@@ -34,9 +34,6 @@ pub(super) fn check(config: &Config, findings: &mut Findings<'_>) {
         ("control", "topic", &control, "the control topic"),
         ("audit", "topic", &audit, "the audit topic"),
     ] {
-        if std::ptr::eq(topic, &actions) && !config.waiting_actions.enabled {
-            continue;
-        }
         findings.inside(section, |at| {
             check_own(config, (field, topic), &others, &taken, at);
         });

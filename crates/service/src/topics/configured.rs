@@ -126,12 +126,9 @@ pub fn of_control(config: &Config) -> TopologySpec {
     }])
 }
 
-/// The topic of actions on waiting records, and the audit topic, in which tiers record what they have done. None if `waiting_actions` is disabled.
+/// The topic of actions on waiting records, and the audit topic, in which tiers record what they have done.
 #[must_use]
 pub fn of_waiting_actions(config: &Config) -> TopologySpec {
-    if !config.waiting_actions.enabled {
-        return TopologySpec::default();
-    }
     let records = "actions on waiting records";
     TopologySpec::of([TopicSpec::of_one_partition(
         config.waiting_actions_topic(),
@@ -170,8 +167,8 @@ fn expect_results(spec: &mut TopologySpec, config: &Config, pipeline: &str) {
     }
 }
 
-/// The topics of all pipelines with the status topic, the scheduler's topics if it has applications or waiting records, and the control topic. None without
-/// pipelines and applications.
+/// The topics of all pipelines with the status topic, the scheduler's topics if it has applications or waiting records, the control topic, and those of
+/// [`of_waiting_actions`]. None without pipelines and applications.
 #[must_use]
 pub fn of_all(config: &Config) -> TopologySpec {
     let mut spec = used_by(config, &pipelines(config));
@@ -181,7 +178,7 @@ pub fn of_all(config: &Config) -> TopologySpec {
     if spec.topics.is_empty() {
         return spec;
     }
-    spec.join(of_control(config))
+    spec.join(of_control(config)).join(of_waiting_actions(config))
 }
 
 /// All configured pipelines, including retired ones.
@@ -200,15 +197,19 @@ mod tests {
     use super::*;
 
     #[test]
-    fn disabled_actions_need_no_topics() {
+    fn pipelines_need_topics_of_actions() {
         let names = |yaml: &str| -> Vec<String> {
-            let spec = of_waiting_actions(&Config::from_yaml(yaml).unwrap());
+            let spec = of_all(&Config::from_yaml(yaml).unwrap());
             spec.topics.iter().map(|topic| topic.name.to_string()).collect()
         };
         assert!(names("{}").is_empty());
-        assert_eq!(
-            names("waiting_actions: { enabled: true }"),
-            ["redeliver.waiting.actions", "redeliver.audit"]
+        let of_pipeline = names("{ kafka: { id_prefix: eu- }, pipelines: { docs: {} } }");
+        assert!(
+            of_pipeline.ends_with(&[
+                "eu-redeliver.waiting.actions".to_owned(),
+                "eu-redeliver.audit".to_owned()
+            ]),
+            "{of_pipeline:?}"
         );
     }
 

@@ -70,9 +70,7 @@ Redeliver manages the topic, `config` and the topics whose records must fit into
 {{- if $facts.pipelines -}}
 {{- $_ := set $managed (printf "%sredeliver.status" $facts.prefix) (dict "sources" list "partitions" 1 "config" (deepCopy $progress)) -}}
 {{- end -}}
-{{- if dig "waiting_actions" "enabled" false $config -}}
 {{- $_ := set $managed (printf "%sredeliver.waiting.actions" $facts.prefix) (dict "sources" list "partitions" 1 "config" (deepCopy $progress)) -}}
-{{- end -}}
 {{- $control := default (printf "%sredeliver.control" $facts.prefix) (dig "control" "topic" "" $config) -}}
 {{- $_ := set $managed $control (dict "sources" list "partitions" 1 "config" (deepCopy $compacted)) -}}
 {{- $audit := default (printf "%sredeliver.audit" $facts.prefix) (dig "audit" "topic" "" $config) -}}

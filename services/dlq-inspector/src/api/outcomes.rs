@@ -216,7 +216,7 @@ impl Api {
             Location::Scheduler if is_settled => State::Waiting,
             Location::Scheduler => return Ok(Evidence::Nothing(String::new())),
             // An operator may have had it acted on, before its tier gets there.
-            Location::Topic(TopicRole::Tier(_)) if self.requests.is_some() && !is_settled => {
+            Location::Topic(TopicRole::Tier(_)) if !is_settled => {
                 return Ok(Evidence::Nothing(String::new()));
             }
             Location::Topic(TopicRole::Tier(_)) if self.moved(position).is_some() => {
@@ -274,7 +274,7 @@ impl Api {
 
     /// The outcome of an act with which a record at a position was written elsewhere.
     fn moved(&self, position: &Position) -> Option<Arc<v1::WaitingDone>> {
-        let actions = self.requests.as_ref()?.replica.state()?;
+        let actions = self.requests.replica.state()?;
         let id = self.outcomes.topic_id(&position.topic);
         let ids = id
             .map(|id| (position.topic.to_string(), id))

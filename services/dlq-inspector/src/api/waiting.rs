@@ -176,7 +176,6 @@ impl Api {
             limit,
             keys: keys.clone(),
         };
-        let can_act = self.requests.is_some();
         let scan = self.waiting(
             viewer,
             selection,
@@ -193,7 +192,6 @@ impl Api {
                     records: rows.collect(),
                     matching: found.counts.values().map(|counts| counts.records).sum(),
                     coverage: Some(coverage(selection, found)),
-                    can_act,
                 }
             },
         );
@@ -543,6 +541,7 @@ fn parse_filter(filter: v1::WaitingFilter, now: Timestamp) -> Result<Filter, Sta
         origin_offset: filter.origin_offset,
         in_tiers: false,
         job: None,
+        states_since: None,
     })
 }
 

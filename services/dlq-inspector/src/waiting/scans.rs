@@ -54,8 +54,7 @@ pub(crate) struct Scans {
     /// The group and the topics of the scheduler.
     scheduler: Arc<(String, SchedulerTopics)>,
     pub(crate) limit: ScanLimit,
-    /// `None`: they are disabled.
-    actions: Option<Replica<WaitingActions>>,
+    actions: Replica<WaitingActions>,
 }
 
 /// Gets how much was read, and breaks if no caller waits for the rest.
@@ -99,7 +98,7 @@ impl Scans {
         config: &Config,
         kafka: &KafkaSettings,
         surveyor: Surveyor,
-        actions: Option<Replica<WaitingActions>>,
+        actions: Replica<WaitingActions>,
     ) -> Self {
         let scheduler = &config.scheduler;
         Self {
@@ -124,7 +123,7 @@ impl Scans {
 
     /// The records of these topics that operators have had acted on.
     fn moved<'t>(&self, topics: impl Iterator<Item = &'t Arc<str>>) -> Result<Moved, ReadError> {
-        let actions = self.actions.as_ref().and_then(Replica::state).unwrap_or_default();
+        let actions = self.actions.state().unwrap_or_default();
         let topics: Vec<&str> = topics.map(|topic| &**topic).collect();
         let ids = match actions.is_empty() {
             true => BTreeMap::new(),
@@ -201,7 +200,7 @@ impl Scans {
         let (mut whole, mut unfinished) = (Vec::new(), Vec::new());
         if reads_scheduler {
             // Its end is looked up before those of the topics to which jobs are released.
-            whole.push((scheduler.state.clone(), None));
+            whole.push((scheduler.state.clone(), filter.states_since));
             unfinished.push((group.clone(), scheduler.ingest.clone()));
         }
         for (index, (pipeline, roles)) in pipelines.iter().zip(roles).enumerate() {
@@ -708,7 +707,7 @@ impl Search<'_> {
     }
 }
 
-/// The earliest timestamp of records written after this time.
-fn with_slack(time: Timestamp) -> Timestamp {
-    Timestamp::from_millis(time.as_millis().saturating_sub(SLACK_MILLIS))
+/// The earliest timestamp of records written after this time. Kafka takes negative ones for something else.
+pub(crate) fn with_slack(time: Timestamp) -> Timestamp {
+    Timestamp::from_millis(time.as_millis().saturating_sub(SLACK_MILLIS).max(0))
 }

@@ -29,6 +29,8 @@ pub(crate) struct Filter {
     pub(crate) in_tiers: bool,
     /// Only what waits with the scheduler as this job.
     pub(crate) job: Option<JobId>,
+    /// Only what the scheduler has written since.
+    pub(crate) states_since: Option<Timestamp>,
 }
 
 impl Filter {

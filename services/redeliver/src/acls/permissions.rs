@@ -161,14 +161,12 @@ impl Permissions {
         }
         self.checked(config, &topics::of_pipelines(config, &pipelines));
         self.topic(&config.control_topic(), &[Operation::Read]);
-        if config.waiting_actions.enabled {
-            self.checked(config, &topics::of_waiting_actions(config));
-            self.topic(
-                &config.waiting_actions_topic(),
-                &[Operation::Read, Operation::Write],
-            );
-            self.topic(&config.audit_topic(), &[Operation::Write]);
-        }
+        self.checked(config, &topics::of_waiting_actions(config));
+        self.topic(
+            &config.waiting_actions_topic(),
+            &[Operation::Read, Operation::Write],
+        );
+        self.topic(&config.audit_topic(), &[Operation::Write]);
         let tiers = settings.served_tiers(config);
         for pipeline in &pipelines {
             // Records that wait in the wrong tier move to another one.
@@ -231,10 +229,12 @@ impl Permissions {
         self.control_service(config);
         self.topic(&config.status_topic(), &[Operation::Read]);
         let redrives = settings.redrive.topic(&config.kafka);
+        let actions = config.waiting_actions_topic();
         for topic in [
             ledger::TOPIC,
             group_states::TOPIC,
             &redrives,
+            &actions,
             &*config.audit_topic(),
         ] {
             self.topic(topic, &[Operation::Read, Operation::Write]);
@@ -242,14 +242,9 @@ impl Permissions {
         for id in [
             group_states::TRANSACTIONAL_ID.to_owned(),
             redrive::own_id(&redrives),
+            waiting_actions::transactional_id(&actions),
         ] {
             let writer = Name::Literal(id);
-            self.allow(Resource::TransactionalId(writer), &[Operation::Write]);
-        }
-        if config.waiting_actions.enabled {
-            let topic = config.waiting_actions_topic();
-            self.topic(&topic, &[Operation::Read, Operation::Write]);
-            let writer = Name::Literal(waiting_actions::transactional_id(&topic));
             self.allow(Resource::TransactionalId(writer), &[Operation::Write]);
         }
         if settings.redrive.execute {
@@ -376,9 +371,7 @@ impl Permissions {
         for topic in &spec.topics {
             self.topic(&topic.name, &[Operation::Create, Operation::Read]);
         }
-        if config.waiting_actions.enabled {
-            self.topic(&config.waiting_actions_topic(), &[Operation::Write]);
-        }
+        self.topic(&config.waiting_actions_topic(), &[Operation::Write]);
         self.allow(
             Resource::Group(Name::Prefix(config.kafka.id(OWN))),
             &[Operation::Read],

@@ -120,10 +120,6 @@ pub(super) fn main(args: &MigrateArgs) -> ExitCode {
         if !existing.contains(&actions[0]) {
             return Ok(());
         }
-        if !config.waiting_actions.enabled {
-            eprintln!("skipped {}: waiting_actions.enabled is false", actions[0]);
-            return Ok(());
-        }
         if !existing.contains(&actions[1]) {
             return Err(MigrateError::NoActionsTopic(actions[1].clone()));
         }

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
 
-use redeliver_testkit::acls::ONLY_GRANTED;
+use redeliver_testkit::acls::{ONLY_GRANTED, deny_writes};
 use redeliver_testkit::certificates::Authority;
 use redeliver_testkit::kafka_tools::{KAFKA_ACLS, KAFKA_CONFIGS, run_script};
 use redeliver_testkit::scratch::Scratch;
@@ -111,6 +111,11 @@ fn programs_work_with_rendered_permissions_only() {
         let answer = pipe.redeliver(&[question, &["--server", &inspector]].concat());
         assert_eq!(answer.code, Some(0), "{answer:?}");
     }
+    // The inspector writes the request, and the tier what has become of it.
+    let gone = pipe.read(&[pipe.first_tier()])[0].position.to_string();
+    let acted = pipe.redeliver(&["waiting", "retry", &gone, "--server", &inspector, "--wait", "1m"]);
+    assert_eq!(acted.code, Some(3), "{acted:?}");
+    assert!(acted.stdout.contains(" gone"), "{acted:?}");
     for service in &mut services {
         service.shut_down();
     }
@@ -135,6 +140,13 @@ fn programs_work_with_rendered_permissions_only() {
         one_shot("enricher", "--until-idle=0s").wait(DEADLINE).code(),
         Some(0)
     );
+
+    // A tier that cannot act on single records says so, and does all else.
+    let actions = "staging-redeliver.waiting.actions";
+    deny_writes(&kafka.brokers(), actions).unwrap();
+    let mut tier = start("retry-tier", "retry-tier");
+    tier.until_ready_but(&format!("topic `{actions}` may not be written by this process"));
+    tier.shut_down();
 
     // A program cannot use the transactional ids of another one, and so cannot fence it.
     let _stranger = start("enricher", "retry-tier");

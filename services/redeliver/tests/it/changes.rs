@@ -43,7 +43,6 @@ impl World {
             .set("control.topic", "{name}-control")
             .set("audit.topic", "{name}-audit")
             .set("dlq_inspector.redrive.edit", "true")
-            .set("waiting_actions.enabled", "true")
             .behave(|request| Reply::status(if *request.body == *b"busy" { 503 } else { 422 }))
             .create();
         let tokens = [

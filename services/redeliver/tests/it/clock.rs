@@ -45,7 +45,7 @@ impl Running {
             let start = Start::new(Arc::new(config), stop.clone(), listener);
             let mut host = Host::new("retry-tier", start);
             host.set_clock(clock.clone());
-            let needed = topics::of_pipelines(&host.config, std::slice::from_ref(&pipe.pipeline));
+            let needed = topics::of_all(&host.config);
             host.ensure_topics(&needed).await.unwrap();
             redeliver_retry_tier::mount(&mut host, &RetryTierConfig::default())
                 .await

@@ -435,7 +435,6 @@ impl SignIn {
             .set("dlq_inspector.listen", &format!("127.0.0.1:{}", free_port()))
             .set("control.topic", "{name}-control")
             .set("audit.topic", "{name}-audit")
-            .set("waiting_actions.enabled", "true")
             .tiers(&[3_600_000])
             .behave(|request| {
                 let (body, waits) = (&request.body, [WAITS, b"busy"]);

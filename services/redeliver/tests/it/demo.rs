@@ -8,7 +8,7 @@ use redeliver_core::JobId;
 use redeliver_testkit::{Process, binary, ensure, eventually, http, run};
 use serde_json::Value;
 
-use crate::support::DEADLINE;
+use crate::support::{DEADLINE, words};
 
 /// The word after a prefix in a text.
 #[track_caller]
@@ -82,6 +82,19 @@ fn commands_work(demo: &mut Process, config: &str, json: &dyn Fn(&[&str]) -> Val
         let waits = listed.to_string().contains("docs-retry-") && stats.to_string().contains("http.500");
         ensure(waits, format!("{stats} {listed}"))
     });
+    eventually("a waiting record is retried now", DEADLINE, || {
+        let mut command = binary("redeliver");
+        command.env_clear().env("REDELIVER_CONFIG", config);
+        command.args(words(
+            "waiting retry --matching --limit 1 --yes --reason test -o json",
+        ));
+        let printed = run(command);
+        // It may have left its tier meanwhile.
+        match printed.code == Some(0) && printed.stdout.contains("\"retried\"") {
+            true => Ok(()),
+            false => Err(format!("{printed:?}")),
+        }
+    });
     // Offsets are committed after the transaction here.
     eventually("nothing is lost or doubled", DEADLINE, || {
         let mut command = binary("redeliver");
@@ -115,7 +128,12 @@ fn commands_work(demo: &mut Process, config: &str, json: &dyn Fn(&[&str]) -> Val
     });
     cli(&["release", "tier/docs/30s", "--reason", "test"], config);
     let entries = cli(&["dlq", "audit"], config);
-    for action in ["dead-letters.discard", "dead-letters.redrive", "control.release"] {
+    for action in [
+        "dead-letters.discard",
+        "dead-letters.redrive",
+        "control.release",
+        "waiting.retry",
+    ] {
         assert!(entries.contains(action), "{action}: {entries}");
     }
 }

@@ -123,12 +123,11 @@ fn docs_list_exactly_exported_metrics() {
     let tls = ["--set", &certificate, "--set", &key, "--set", &token];
     let audit = ["enabled=true", "interval=1s"].map(|value| format!("dlq_inspector.pipeline_audit.{value}"));
     let audit = audit.each_ref().map(|value| ["--set", value]).concat();
-    let actions = ["--set", "waiting_actions.enabled=true"];
     let mut running = [
         pipe.scheduler("a"),
         pipe.enricher("a"),
         pipe.retry_tier("a"),
-        pipe.start("dlq-inspector", "a", &[&tls[..], &audit, &actions].concat()),
+        pipe.start("dlq-inspector", "a", &[&tls[..], &audit].concat()),
     ];
     services.cli(&["jobs", "schedule", "--app", APP, "--in", "0s", "--data", "job"]);
     let (_, topics) = pipe.jobs.as_ref().unwrap();

@@ -235,8 +235,8 @@ fn services_need_topics_which_apply_creates() {
     };
     let with = |word: &str| -> String { names.iter().map(|name| format!("{word:<8} {name}\n")).collect() };
     assert_eq!(printed(&["topics", "check"]), (Some(1), missing("")));
-    let sound = "all 11 topics OK\n";
-    let ledger = "exists   redeliver.status\nexists   redeliver.control\nexists   redeliver.audit\nexists   redeliver.dlq.ledger\nexists   redeliver.dlq.groups\nexists   redeliver.dlq.redrives\n";
+    let sound = "all 12 topics OK\n";
+    let ledger = "exists   redeliver.status\nexists   redeliver.control\nexists   redeliver.waiting.actions\nexists   redeliver.audit\nexists   redeliver.dlq.ledger\nexists   redeliver.dlq.groups\nexists   redeliver.dlq.redrives\n";
     assert_eq!(
         printed(&["topics", "apply"]),
         (Some(0), with("created") + ledger + sound)
@@ -296,7 +296,7 @@ fn findings_about_topics_are_reported() {
         "warning: topic `{due}` has retention.bytes=1000000: a burst could delete released records too early; set its \
          retention.bytes to -1 and limit it with retention.ms\n"
     );
-    let expected = format!("{warning}11 topics, 1 warning\n");
+    let expected = format!("{warning}12 topics, 1 warning\n");
     eventually("the error is gone", DEADLINE, || {
         let checked = pipe.redeliver(&["topics", "check"]);
         let stdout = without_other_tests(&checked.stdout);

@@ -33,10 +33,10 @@ pub(crate) fn with_prefix(pipe: &Pipe, prefix: &str) -> Variant {
     )
 }
 
-pub(crate) fn migrate(variant: &Variant) -> CommandOutput {
+pub(crate) fn migrate(variant: &Variant, from: &str) -> CommandOutput {
     variant
         .env
-        .run("redeliver", &["topics", "migrate-offsets", "--from-prefix", ""])
+        .run("redeliver", &["topics", "migrate-offsets", "--from-prefix", from])
 }
 
 /// A process whose instance has the same name as that of another installation.
@@ -111,7 +111,7 @@ fn changed_prefix_needs_migrated_offsets() {
     pipe.settle(&sent, DEADLINE);
 
     // Nothing is copied while there are members.
-    let refused = migrate(&changed);
+    let refused = migrate(&changed, "");
     assert_eq!(
         (refused.code, refused.stdout.as_str()),
         (Some(1), ""),
@@ -145,17 +145,21 @@ fn changed_prefix_needs_migrated_offsets() {
     }
 
     // Static members stay in the group until the session timeout.
-    let copied = eventually("the offsets are copied", DEADLINE, || match migrate(&changed) {
-        copied if copied.code == Some(0) => Ok(copied),
-        refused if refused.stderr.contains("has members") => Err(refused.stderr),
-        other => panic!("{other:?}"),
+    let copied = eventually("the offsets are copied", DEADLINE, || {
+        match migrate(&changed, "") {
+            copied if copied.code == Some(0) => Ok(copied),
+            refused if refused.stderr.contains("has members") => Err(refused.stderr),
+            other => panic!("{other:?}"),
+        }
     });
     let line = format!("copied   {worker_group} -> {prefix}{worker_group}: ");
     assert!(copied.stdout.contains(&line), "{copied:?}");
-    assert_eq!(copied.stdout.lines().count(), 2, "{copied:?}");
-    let again = migrate(&changed);
+    let (actions, groups) = copied.stdout.split_once('\n').unwrap();
+    assert!(actions.contains("redeliver.waiting.actions -> "), "{copied:?}");
+    assert_eq!(groups.lines().count(), 2, "{copied:?}");
+    let again = migrate(&changed, "");
     assert_eq!(again.code, Some(0), "{again:?}");
-    assert_eq!(again.stdout, copied.stdout.replace("copied ", "exists "));
+    assert_eq!(again.stdout, groups.replace("copied ", "exists "));
 
     // Processes with the new prefix continue: no record is lost, and none is processed again.
     let processes = changed.start("a");
@@ -174,7 +178,7 @@ fn changed_prefix_needs_migrated_offsets() {
         process.shut_down();
     }
     eventually("a second copy is refused", DEADLINE, || {
-        let refused = migrate(&changed);
+        let refused = migrate(&changed, "");
         assert_eq!(
             (refused.code, refused.stdout.as_str()),
             (Some(1), ""),

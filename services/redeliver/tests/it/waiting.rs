@@ -87,10 +87,6 @@ fn scan_counts_what_audit_counts() {
         .map(|record| record["due_at"].as_str().unwrap())
         .collect();
     assert_eq!((dues.len(), list["matching"].as_u64()), (5, Some(5)));
-    // By default, they can only be looked at.
-    let id = format!("{}/0/0", services.pipe.first_tier());
-    let refused = services.fails(1, &["waiting", "retry", &id]);
-    assert!(refused.stderr.contains("waiting_actions.enabled"), "{refused:?}");
     assert!(dues.is_sorted(), "{dues:?}");
     assert!(!list.to_string().contains("tenant"), "{list}");
     let listed = [

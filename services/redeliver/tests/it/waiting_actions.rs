@@ -1,6 +1,7 @@
 //! `redeliver waiting retry`, `dead` and `edit`: single records of a tier, whatever happens to its processes.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use redeliver_core::headers::{ORIGINAL_OFFSET, ORIGINAL_PARTITION};
 use redeliver_core::{Position, Record};
@@ -32,8 +33,8 @@ impl World {
             .partitions(partitions)
             .tiers(&[3_600_000])
             .with_inspector()
-            .set("waiting_actions.enabled", "true")
-            .set("audit.topic", "{name}-audit")
+            // Of its own: a killed tier has others wait.
+            .set("kafka.id_prefix", "{name}-")
             .set("kafka.session_timeout", "6s")
             .set("dlq_inspector.redrive.edit", "true")
             .set("retry_tier.look_ahead", "16")
@@ -62,7 +63,7 @@ impl World {
     #[track_caller]
     fn run(&self, status: i32, arguments: &[&str]) -> Value {
         let more = ["--server", &self.server, "-o", "json"];
-        // Other tests kill tiers, whose transactions hide what follows in the topic for a while.
+        // The transaction of a killed tier hides what follows in the topic for a while.
         let printed = self.pipe.until_taken(&[&["waiting"], arguments, &more].concat());
         assert_eq!(printed.code, Some(status), "{arguments:?} {printed:?}");
         serde_json::from_str(&printed.stdout).unwrap_or_else(|error| panic!("{error}: {printed:?}"))
@@ -87,7 +88,7 @@ impl World {
         let numbers: Vec<usize> = (first..self.positions.len()).step_by(20).collect();
         let ids: Vec<String> = numbers.iter().map(|number| self.id(*number)).collect();
         let ids: Vec<&str> = ids.iter().map(String::as_str).collect();
-        let request = self.request(&first.to_string());
+        let request = first.to_string();
         let options = ["--request-id", &request, "--wait", "2m"];
         let acted = self.run(0, &[&["dead"], &ids[..], &options].concat());
         assert_eq!(states(&acted), vec!["dead"; ids.len()]);
@@ -97,7 +98,7 @@ impl World {
     /// How many records the audit log has for each action of a request. All entries have this reason.
     #[track_caller]
     fn audited(&self, request: &str, reason: &str) -> BTreeMap<String, u64> {
-        let topic = format!("{}-audit", self.pipe.name());
+        let topic = format!("{}-redeliver.audit", self.pipe.name());
         let mut counts = BTreeMap::new();
         for record in self.pipe.read(&[topic.into()]) {
             let entry = AuditEntry::decode(record.value.unwrap()).unwrap();
@@ -107,11 +108,6 @@ impl World {
             }
         }
         counts
-    }
-
-    /// Other tests use the same topic.
-    fn request(&self, name: &str) -> String {
-        format!("{}-{name}", self.pipe.name())
     }
 
     /// The states of the records of a request, once none is pending.
@@ -187,28 +183,19 @@ fn single_records_are_acted_on_once() {
     let shown = world.run(0, &["show", &far]);
     assert_eq!(shown["record"]["attempts"], 1);
     assert_eq!(shown["contents"]["id"], far.as_str());
-    let request = world.request("r");
-    let retry = [
-        "retry",
-        &near,
-        &far,
-        "--reason",
-        "INC-17",
-        "--request-id",
-        &request,
-    ];
+    let retry = ["retry", &near, &far, "--reason", "INC-17", "--request-id", "r"];
     for _ in 0..2 {
         assert_eq!(states(&world.run(0, &retry)), ["retried", "retried"]);
     }
     let counted =
         [("waiting.act", 2), ("waiting.retry", 2)].map(|(action, count)| (action.to_owned(), count));
-    assert_eq!(world.audited(&request, "INC-17"), counted.into());
+    assert_eq!(world.audited("r", "INC-17"), counted.into());
     let [near, far] = [world.id(2), world.id(91)];
     assert_eq!(states(&world.run(0, &["dead", &near, &far])), ["dead", "dead"]);
     // The second request is too late.
     assert_eq!(states(&world.run(3, &["retry", &far])), ["gone"]);
-    let (edited, request) = (world.id(92), world.request("e"));
-    let edit = ["edit", &edited, "--value", "edited", "--request-id", &request];
+    let edited = world.id(92);
+    let edit = ["edit", &edited, "--value", "edited", "--request-id", "e"];
     for _ in 0..2 {
         assert_eq!(states(&world.run(0, &edit)), ["edited"]);
     }
@@ -253,7 +240,7 @@ fn killed_tiers_act_once() {
         .enumerate()
     {
         tier.kill_9();
-        let request = world.request(&number.to_string());
+        let request = number.to_string();
         let numbers: Vec<usize> = (number..RECORDS).step_by(10).collect();
         let ids: Vec<String> = numbers.iter().map(|number| world.id(*number)).collect();
         let ids: Vec<&str> = ids.iter().map(String::as_str).collect();
@@ -299,14 +286,39 @@ fn requests_of_recreated_topic_are_void() {
     const RECORDS: usize = 30;
     let world = World::waiting("single-recreated", 1, RECORDS);
     let id = world.id(20);
-    let request = world.request("old");
-    world.run(3, &["retry", &id, "--request-id", &request, "--wait", "0s"]);
+    world.run(3, &["retry", &id, "--request-id", "old", "--wait", "0s"]);
     delete_topic(&world.pipe.kafka.brokers, &world.pipe.first_tier());
     assert_eq!(world.pipe.redeliver(&["topics", "apply"]).code, Some(0));
     let _tier = world.pipe.retry_tier("a");
-    assert_eq!(world.states(&request), ["void"]);
+    assert_eq!(world.states("old"), ["void"]);
     world.run_fails(&["retry", &id]);
     assert!(world.written().iter().all(BTreeMap::is_empty));
+}
+
+/// The topic does not exist yet, as after an update.
+#[test]
+fn missing_topic_loses_nothing() {
+    let mut world = World::waiting("single-missing", 1, 20);
+    world.inspector.shut_down();
+    let topic: Arc<str> = format!("{}-redeliver.waiting.actions", world.pipe.name()).into();
+    delete_topic(&world.pipe.kafka.brokers, &topic);
+    world.inspector = world.pipe.start("dlq-inspector", "b", &[]);
+    world.server = format!("http://{}", world.inspector.word_after(" api="));
+    let id = world.id(7);
+    let refused = world
+        .pipe
+        .redeliver(&["waiting", "retry", &id, "--server", &world.server]);
+    assert_eq!(refused.code, Some(1), "{refused:?}");
+    assert!(refused.stderr.contains(&*topic), "{refused:?}");
+    let mut tier = world.pipe.spawn("retry-tier", "a", &[]);
+    let output = tier.wait_for_output("redeliver topics apply", DEADLINE);
+    assert!(output.contains(&*topic), "{output}");
+    tier.wait(DEADLINE);
+    assert_eq!(world.pipe.redeliver(&["topics", "apply"]).code, Some(0));
+    tier.start_again();
+    tier.until_ready();
+    assert_eq!(states(&world.run(0, &["dead", &id])), ["dead"]);
+    world.settle(&[world.origins[7]]);
 }
 
 #[test]
@@ -321,11 +333,12 @@ fn changed_prefix_keeps_outcomes() {
     tier.shut_down();
     world.inspector.shut_down();
 
-    let changed = with_prefix(&world.pipe, &format!("{}-", world.pipe.name()));
+    let previous = format!("{}-", world.pipe.name());
+    let changed = with_prefix(&world.pipe, &format!("{previous}new-"));
     let copied = |expected: &str| {
         // Static members stay in the group until the session timeout.
         eventually("the offsets are looked at", DEADLINE, || {
-            let printed = migrate(&changed);
+            let printed = migrate(&changed, &previous);
             if printed.stderr.contains("has members") {
                 return Err(printed.stderr);
             }
@@ -337,7 +350,10 @@ fn changed_prefix_keeps_outcomes() {
     // Nothing is copied without a place for the outcomes.
     assert_eq!(copied("run `redeliver topics apply` first"), Some(1));
     changed.apply_topics();
-    assert_eq!(copied("copied   redeliver.waiting.actions -> "), Some(0));
+    assert_eq!(
+        copied(&format!("copied   {previous}redeliver.waiting.actions -> ")),
+        Some(0)
+    );
 
     let _processes = ["dlq-inspector", "retry-tier"].map(|service| {
         let mut process = changed.env.start(service, "b", &[]);

@@ -155,10 +155,10 @@ pub(super) struct Acts {
 }
 
 impl Acts {
-    pub(super) fn new(are_enabled: bool) -> Self {
+    pub(super) fn new() -> Self {
         Self {
             since: Instant::now(),
-            are_known: !are_enabled,
+            are_known: false,
             read_to: 0,
             ahead_from: 0,
             ahead: BTreeMap::new(),

@@ -3,7 +3,7 @@
 use redeliver_client::JobId;
 use redeliver_client::messages::{
     ActOnWaitingRecordsRequest, Header, LongWaitAction, Outcome, Position, WaitingAction, WaitingActions,
-    WaitingRecord, WaitingRecordContents, WaitingRecords,
+    WaitingRecord, WaitingRecordContents,
 };
 use redeliver_core::Pipeline;
 use redeliver_runtime::config::Verb as Permission;
@@ -39,7 +39,7 @@ pub(super) fn dead_letters(record: &WaitingRecord) -> String {
 }
 
 /// What can be done with a record of a list.
-pub(crate) fn buttons(record: &WaitingRecord, list: &WaitingRecords) -> Vec<Button> {
+pub(crate) fn buttons(record: &WaitingRecord) -> Vec<Button> {
     let act = |id: &str| {
         let button = |label, verb| Button::new(label, address("/act/waiting", &[("id", id), ("verb", verb)]));
         vec![button("Retry", "retry"), button("Move to dead letters", "dead")]
@@ -47,13 +47,12 @@ pub(crate) fn buttons(record: &WaitingRecord, list: &WaitingRecords) -> Vec<Butt
     match (record.place.as_str(), &record.position) {
         ("scheduler", _) if !record.job_id.is_empty() => act(&record.job_id),
         ("due" | "scheduler", _) | (_, None) => Vec::new(),
-        (_, Some(position)) if list.can_act => {
+        (_, Some(position)) => {
             let id = html::position(position);
             let mut buttons = act(&id);
             buttons.push(Button::new("Edit", edit::link_of_waiting(&id)));
             buttons
         }
-        _ => Vec::new(),
     }
 }
 
@@ -228,20 +227,15 @@ mod tests {
             job_id: job.to_owned(),
             ..WaitingRecord::default()
         };
-        for (record, can_act, expected) in [
-            (record("30s", ""), true, 3),
-            (record("30s", ""), false, 0),
-            (record("due", ""), true, 0),
-            // The scheduler does not edit, and needs no setting.
-            (record("scheduler", "01M7Z0Q7XE000G000000000000"), false, 2),
+        for (record, expected) in [
+            (record("30s", ""), 3),
+            (record("due", ""), 0),
+            // The scheduler does not edit.
+            (record("scheduler", "01M7Z0Q7XE000G000000000000"), 2),
             // Of an inspector of an older version.
-            (record("scheduler", ""), true, 0),
+            (record("scheduler", ""), 0),
         ] {
-            let list = WaitingRecords {
-                can_act,
-                ..WaitingRecords::default()
-            };
-            assert_eq!(buttons(&record, &list).len(), expected, "{record:?}");
+            assert_eq!(buttons(&record).len(), expected, "{record:?}");
         }
     }
 }

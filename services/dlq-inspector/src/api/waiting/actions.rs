@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::ControlFlow;
 use std::sync::Arc;
+use std::time::Duration;
 
 use bytes::Bytes;
 use redeliver_core::pipeline::parse_retry_topic;
@@ -32,7 +33,7 @@ use crate::letter::content_hash;
 use crate::waiting::Place;
 use crate::waiting::facts::Visible;
 use crate::waiting::page::{Details, Listing, Row};
-use crate::waiting::scans::job_id;
+use crate::waiting::scans::{job_id, with_slack};
 use crate::waiting::tally::{Detail, Found, job_of_command};
 
 /// The maximum size of a request, in bytes: it is one record of Kafka.
@@ -124,7 +125,6 @@ impl Api {
         viewer: &Viewer,
         mut request: v1::ActOnWaitingRecordsRequest,
     ) -> Result<v1::WaitingActions, Status> {
-        let requests = self.requests()?;
         group_changes::check_reason("reason", &request.reason)?;
         let action = request.action();
         if action == v1::WaitingAction::Unspecified {
@@ -200,7 +200,7 @@ impl Api {
                 ..v1::WaitingActions::default()
             });
         }
-        let (passed, partitions) = self.partitions_of(requests, tiers, positions).await?;
+        let (passed, partitions) = self.partitions_of(tiers, positions).await?;
         let record = v1::WaitingRequestRecord { partitions, ..record };
         if record.encoded_len() > MAX_REQUEST {
             let problem = format!("takes more than {MAX_REQUEST} bytes with the rest of the request");
@@ -208,10 +208,10 @@ impl Api {
         }
         let request =
             Request::read(&id, record).map_err(|_| Status::internal("the request cannot be read back"))?;
-        let changed = requests.writer.change(NewRequest {
+        let changed = self.requests.writer.change(NewRequest {
             request,
             passed: passed.into(),
-            audit: requests.audit.clone(),
+            audit: self.requests.audit.clone(),
         });
         let changed = changed.await.map_err(|error| not_requested(&error))?;
         let request = changed.document.ok_or_else(|| no_request(&id))?;
@@ -231,16 +231,11 @@ impl Api {
         Ok(answer)
     }
 
-    fn requests(&self) -> Result<&ActionRequests, Status> {
-        self.requests.as_ref().ok_or_else(|| {
-            let text = "actions on single waiting records are disabled; see `waiting_actions.enabled` in the configuration";
-            status(Code::FailedPrecondition, text, "ACTIONS_DISABLED", [])
-        })
-    }
-
     fn actions(&self) -> Result<Arc<WaitingActions>, Status> {
-        self.requests()?.replica.state().ok_or_else(|| {
-            let text = "the topic of actions on waiting records was not read yet; retry later";
+        let ActionRequests { replica, topic, .. } = &self.requests;
+        replica.state().ok_or_else(|| {
+            let problem = replica.problem(Duration::MAX).unwrap_or_default();
+            let text = format!("the actions topic `{topic}` is not known yet: {problem}");
             status(Code::Unavailable, text, "ACTIONS_UNKNOWN", [])
         })
     }
@@ -303,7 +298,7 @@ impl Api {
         let passed = blocking(move || scans.passed(&topics))
             .await?
             .map_err(|error| scan_failed(&error))?;
-        let is_moved = self.requests.is_some() && self.actions()?.is_moved(position, &passed.ids);
+        let is_moved = self.actions()?.is_moved(position, &passed.ids);
         let found = self.lookups.get(vec![position.clone()]).await;
         let found = found.map_err(|error| kafka_unavailable(&error))?.pop().flatten();
         found
@@ -318,16 +313,24 @@ impl Api {
             place: Place::Scheduler.to_string(),
             ..v1::WaitingFilter::default()
         };
-        let mut selection = self.waiting_selection(viewer, filter)?;
-        selection.filter.job = Some(job);
-        let pipelines = selection.pipelines.clone();
-        let row = self.rows(viewer, selection, 1).await?.rows.pop();
+        let mut found = None;
+        // The scheduler writes nothing about a job before its request. If clocks differ by more than the slack, all of the partition is read.
+        for since in [Some(with_slack(job.requested_at())), None] {
+            let mut selection = self.waiting_selection(viewer, filter.clone())?;
+            (selection.filter.job, selection.filter.states_since) = (Some(job), since);
+            let pipelines = selection.pipelines.clone();
+            let row = self.rows(viewer, selection, 1).await?.rows.pop();
+            found = row.map(|row| (pipelines[row.pipeline].clone(), row.position));
+            if found.is_some() {
+                break;
+            }
+        }
         let not_found = || {
             let text = format!("no record waits with the scheduler as job {job}");
             status(Code::NotFound, text, "RECORD_NOT_FOUND", [])
         };
-        let row = row.ok_or_else(not_found)?;
-        let found = self.lookups.get(vec![row.position]).await;
+        let (pipeline, position) = found.ok_or_else(not_found)?;
+        let found = self.lookups.get(vec![position]).await;
         let found = found.map_err(|error| kafka_unavailable(&error))?.pop().flatten();
         let unwrapped = found.and_then(|stored| {
             let ((name, record), found) = match long_wait::unwrap_any_state(&stored.record) {
@@ -338,11 +341,11 @@ impl Api {
                 ),
             };
             // Another record can be there by now, of a topic that was created again.
-            let is_same = found == Some(job) && *name == *pipelines[row.pipeline].name;
+            let is_same = found == Some(job) && *name == *pipeline.name;
             is_same.then_some(StoredRecord { record, ..stored })
         });
         let stored = unwrapped.ok_or_else(not_found)?;
-        Ok((pipelines[row.pipeline].clone(), job, stored))
+        Ok((pipeline, job, stored))
     }
 
     fn edit_of(&self, request: &mut v1::ActOnWaitingRecordsRequest) -> Result<Option<Edit>, Status> {
@@ -430,7 +433,6 @@ impl Api {
     /// The records of a request by partition, which must have been written, and what makes room for it.
     async fn partitions_of(
         &self,
-        requests: &ActionRequests,
         tiers: BTreeMap<Arc<str>, Tier>,
         positions: BTreeSet<Position>,
     ) -> Result<(Passed, Vec<v1::WaitingPartition>), Status> {
@@ -449,7 +451,7 @@ impl Api {
             .map(|position| (position.topic.clone(), position.partition))
             .collect();
         let (wanted, topics): (Vec<_>, Vec<_>) = (wanted.into_iter().collect(), topics.into_iter().collect());
-        let (scans, own) = (self.scans.clone(), requests.topic.clone());
+        let (scans, own) = (self.scans.clone(), self.requests.topic.clone());
         let looked_up = blocking(move || {
             let (passed, ends) = (scans.passed(&topics)?, scans.ends(&wanted)?);
             let knows_all = wanted.iter().all(|(topic, _)| passed.ids.contains_key(&**topic));

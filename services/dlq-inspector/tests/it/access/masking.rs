@@ -336,12 +336,13 @@ async fn no_method_answers_what_is_masked() {
     let [orders, _] = callers.topics.clone();
     let pipeline = callers.set_pipeline(0);
     let control = format!("{}-control", callers.env.base.name());
+    let retry = format!("pipelines.{pipeline}.retry");
     for (key, value) in [
         ("dlq_inspector.masking", RULES),
         ("dlq_inspector.redrive.edit", "true"),
         ("control.topic", &control),
+        (&retry, "{ tiers: [2h] }"),
         ("scheduler.apps.shop.topic", &pipeline),
-        ("waiting_actions.enabled", "true"),
     ] {
         callers.env.base.set(key, value);
     }

@@ -36,7 +36,6 @@ impl House {
             .set("dlq_inspector.redrive.edit", "true")
             .set("dlq_inspector.pipeline_audit.enabled", "true")
             .set("dlq_inspector.pipeline_audit.interval", "5s")
-            .set("waiting_actions.enabled", "true")
             .behave(reply)
             .create();
         let limit = [("max.message.bytes", MAX_RECORD)];
