@@ -52,6 +52,7 @@ mod services;
 mod shutdown;
 mod status;
 mod support;
+mod ten_tasks;
 mod tls;
 mod tokens;
 mod too_large;

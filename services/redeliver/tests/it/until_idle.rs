@@ -1,5 +1,6 @@
 //! The one-shot mode: a process ends with status 0 when nothing is left to do, and not before.
 
+use std::ffi::OsStr;
 use std::fs::Permissions;
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
@@ -178,16 +179,15 @@ fn periodic_runs_need_no_service() {
 }
 
 /// Programs with these names, which run ours with the configuration of a test.
-fn programs(env: &TestEnv, names: &[&str]) -> Scratch {
+pub(crate) fn programs(env: &TestEnv, names: &[&str]) -> Scratch {
     let directory = Scratch::new("programs").unwrap();
     for name in names {
         let command = env.command(name, &[]);
-        let words = std::iter::once(command.get_program()).chain(command.get_args());
-        let words: Vec<String> = words
-            .map(|word| format!("'{}'", word.to_str().unwrap()))
-            .collect();
+        let quoted = |word: &OsStr| format!("'{}'", word.to_str().unwrap());
+        let (program, configuration) = (quoted(command.get_program()), command.get_args().map(quoted));
+        let configuration = configuration.collect::<Vec<_>>().join(" ");
         let file = directory.path().join(name);
-        std::fs::write(&file, format!("#!/bin/sh\nexec {} \"$@\"\n", words.join(" "))).unwrap();
+        std::fs::write(&file, format!("#!/bin/sh\nexec {program} \"$@\" {configuration}\n")).unwrap();
         std::fs::set_permissions(file, Permissions::from_mode(0o755)).unwrap();
     }
     directory
