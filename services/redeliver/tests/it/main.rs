@@ -41,6 +41,7 @@ mod obstacles;
 mod ordering;
 mod outcomes;
 mod polyglot;
+mod quickstart;
 mod raw;
 mod recreated;
 mod refused_pipeline;
