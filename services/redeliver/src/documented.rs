@@ -180,11 +180,19 @@ fn configurations_of_docs_are_valid() {
 fn requests_of_docs_are_valid() {
     let zone = TimeZone::UTC;
     let page = include_str!("../../../docs/scheduler.md");
-    let changes = blocks(page, "").flat_map(str::lines).filter(|line| line.starts_with('{'));
-    let by_curl = page.split("-d '").skip(1).filter_map(|rest| rest.split('\'').next());
+    let changes = blocks(page, "")
+        .flat_map(str::lines)
+        .filter(|line| line.starts_with('{'));
+    let by_curl = page
+        .split("-d '")
+        .skip(1)
+        .filter_map(|rest| rest.split('\'').next());
     let requests: Vec<&str> = blocks(page, "json").chain(changes).chain(by_curl).collect();
     assert!(requests.len() >= 5, "{requests:?}");
-    for request in requests.into_iter().filter(|request| !request.contains("\"outcome\"")) {
+    for request in requests
+        .into_iter()
+        .filter(|request| !request.contains("\"outcome\""))
+    {
         let problem = read_json(&Bytes::from(request.to_owned()), &zone).err();
         assert_eq!(problem.map(|failure| failure.message), None, "{request}");
     }

@@ -66,7 +66,9 @@ async fn all(client: &JobClient, app: &str, args: &CancelArgs) -> Result<bool, C
         eprintln!("{count} jobs of {app} wait; repeat the command with --yes to cancel them");
         return Ok(true);
     }
-    let calls = jobs.iter().map(|id| async move { (*id, cancel(client, *id).await) });
+    let calls = jobs
+        .iter()
+        .map(|id| async move { (*id, cancel(client, *id).await) });
     let mut answers = stream::iter(calls).buffered(CALLS);
     let mut cancelled = 0;
     while let Some((id, answer)) = answers.next().await {

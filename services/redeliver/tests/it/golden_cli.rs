@@ -82,10 +82,6 @@ fn wrong_usage_names_valid_values() {
             "an ID is required, or --app with --idempotency-key or, to cancel all, with --all\n",
         ),
         (
-            "jobs cancel --all",
-            "the following required arguments were not provided:\n  --app <NAME>\n",
-        ),
-        (
             "jobs ls --state done",
             "`done` is not one of scheduled, dispatched, cancelled or expired\n",
         ),

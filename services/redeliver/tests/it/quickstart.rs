@@ -45,7 +45,10 @@ fn quickstart_ends_as_documented() {
     assert!(checked.code == Some(0) && PAGE.contains(&shown), "{checked:?}");
     let applied = env.run("redeliver", &["topics", "apply"]);
     assert_eq!(applied.code, Some(0), "{applied:?}");
-    let last = without_other_tests(&applied.stdout).lines().last().map(str::to_owned);
+    let last = without_other_tests(&applied.stdout)
+        .lines()
+        .last()
+        .map(str::to_owned);
     assert_eq!(last.as_deref(), block(4).lines().last(), "{applied:?}");
 
     let mut endpoint = Command::new("python3");

@@ -125,8 +125,8 @@ fn setup() -> Pipe {
 #[test]
 fn ten_tasks_need_few_commands() {
     let pipe = setup();
-    let _services = ["scheduler", "enricher", "retry-tier", "dlq-inspector"]
-        .map(|service| pipe.start(service, "a", &[]));
+    let _services =
+        ["scheduler", "enricher", "retry-tier", "dlq-inspector"].map(|service| pipe.start(service, "a", &[]));
     let mut operator = Operator::new(&pipe);
     // More than the ten of the first step of a redrive.
     let orders = (1..=15).map(|number| order(if number > 12 { "b" } else { "a" }, number, "bad"));
@@ -214,9 +214,17 @@ fn schedule(operator: &mut Operator, pipe: &Pipe) {
     );
 
     let jobs = pipe.env.directory().join("jobs.jsonl");
-    let lines = (0..JOBS).map(|number| format!("{{\"appName\": \"mail\", \"delay\": \"{}s\", \"jobData\": 1}}\n", 300 + number));
+    let lines = (0..JOBS).map(|number| {
+        format!(
+            "{{\"appName\": \"mail\", \"delay\": \"{}s\", \"jobData\": 1}}\n",
+            300 + number
+        )
+    });
     std::fs::write(&jobs, lines.collect::<String>()).unwrap();
-    operator.run(&format!("redeliver jobs schedule --file {} -o jsonl", jobs.display()));
+    operator.run(&format!(
+        "redeliver jobs schedule --file {} -o jsonl",
+        jobs.display()
+    ));
     operator.asks(
         "what is due in the next ten minutes",
         &["redeliver upcoming --for 10m"],

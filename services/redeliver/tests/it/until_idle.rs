@@ -187,7 +187,11 @@ pub(crate) fn programs(env: &TestEnv, names: &[&str]) -> Scratch {
         let (program, configuration) = (quoted(command.get_program()), command.get_args().map(quoted));
         let configuration = configuration.collect::<Vec<_>>().join(" ");
         let file = directory.path().join(name);
-        std::fs::write(&file, format!("#!/bin/sh\nexec {program} \"$@\" {configuration}\n")).unwrap();
+        std::fs::write(
+            &file,
+            format!("#!/bin/sh\nexec {program} \"$@\" {configuration}\n"),
+        )
+        .unwrap();
         std::fs::set_permissions(file, Permissions::from_mode(0o755)).unwrap();
     }
     directory
