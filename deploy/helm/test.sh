@@ -87,6 +87,13 @@ for example in redeliver/examples/*.yaml ../one-shot/*.yaml; do
     valid "$example" --values "$example"
 done
 
+# All values of the docs together. What they say of TLS and tokens of one API is also for the other one.
+awk -v work="$work" '/^ *```yaml$/ { file = sprintf("%s/docs-%02d.yaml", work, ++n); next } /^ *```$/ { file = "" } file { print > file }' \
+    ../../docs/kubernetes.md
+docs=()
+for block in "$work"/docs-*.yaml; do docs+=(--values "$block"); done
+valid "the values of the docs" "${docs[@]}" --set dlqInspector.api.tls.secret.name=redeliver-tls --set dlqInspector.api.tokensSecret.name=tokens
+
 # A pipeline and a job application, with everything else left at its default.
 cat >"$work/base.yaml" <<'YAML'
 config:

@@ -6,7 +6,7 @@
   Metrics that only some configurations have may be missing.
 - Every alert has a section in docs/alerts.md, with a row for each value of its label `cause`, a test in which it fires and
   one in which it does not.
-- The dashboards are up to date with dashboards.py.
+- The dashboards are up to date with dashboards.py, and promtool can parse their queries.
 - With --prometheus, every query of the dashboards returns data from that Prometheus, and it evaluates the rules without
   errors.
 """
@@ -16,6 +16,7 @@ import json
 import re
 import subprocess
 import sys
+import tempfile
 import urllib.error
 import urllib.parse
 import urllib.request
@@ -195,6 +196,18 @@ def check_names(scrape, records, queries):
         print(f"note: {name} has no samples in the scrapes, so its labels were not checked")
 
 
+def check_syntax(queries):
+    exprs = [re.sub(r"^label_values\((.+), \w+\)$", r"\1", expr) for _, expr, _ in queries]
+    rules = [{"record": f"query_{number}", "expr": interpolated(expr)} for number, expr in enumerate(exprs)]
+    with tempfile.NamedTemporaryFile("w", suffix=".yml") as file:
+        json.dump({"groups": [{"name": "queries", "rules": rules}]}, file)
+        file.flush()
+        command = ["promtool", "check", "rules", "--lint=none", file.name]
+        checked = subprocess.run(command, capture_output=True, text=True, check=False)
+    if checked.returncode:
+        yield f"a query of the dashboards: {checked.stderr.strip()}"
+
+
 def check_prometheus(url, queries):
     def get(path, **parameters):
         address = f"{url.rstrip('/')}/api/v1/{path}?{urllib.parse.urlencode(parameters, doseq=True)}"
@@ -256,6 +269,7 @@ def main():
     problems += check_names(scrape, records, named)
     if subprocess.run([sys.executable, HERE / "dashboards.py", "--check"], check=False).returncode:
         problems.append("the dashboards are not up to date")
+    problems += check_syntax(queries)
     if arguments.prometheus:
         try:
             problems += check_prometheus(arguments.prometheus, queries)

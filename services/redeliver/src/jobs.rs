@@ -1,6 +1,7 @@
 //! `redeliver jobs`: scheduling, showing and changing jobs.
 
 mod batch;
+mod cancel;
 mod list;
 mod outcome;
 mod schedule;
@@ -48,11 +49,11 @@ enum Verb {
     /// Show one job, what has become of it in its pipeline, and what holds it up
     #[command(visible_alias = "why")]
     Get(GetArgs),
-    /// Cancel a job
+    /// Cancel a job, or all jobs of an application
     #[command(
-        after_help = "Examples:\n  redeliver jobs cancel 01M7Z0Q7XE000G000000000000\n  redeliver jobs cancel --app sms --idempotency-key order-7 --reason 'paid'\n\nExit status: 1 if the job was dispatched or is unknown"
+        after_help = "Examples:\n  redeliver jobs cancel 01M7Z0Q7XE000G000000000000\n  redeliver jobs cancel --app sms --idempotency-key order-7 --reason 'paid'\n  redeliver jobs cancel --app sms --all --reason INC-17 --yes\n\nExit status: 1 if a job was dispatched or is unknown"
     )]
-    Cancel(ChangeArgs),
+    Cancel(cancel::CancelArgs),
     /// Change the due time of a job
     #[command(
         after_help = "Examples:\n  redeliver jobs reschedule 01M7Z0Q7XE000G000000000000 --in 1h\n\nExit status: 1 if the job has ended or is unknown"
@@ -129,8 +130,8 @@ struct ChangedJobArgs {
     /// Job id
     #[arg(value_name = "ID", value_parser = id, conflicts_with_all = ["app", "idempotency_key"])]
     id: Option<JobId>,
-    /// Application of the idempotency key
-    #[arg(long, value_name = "NAME", requires = "idempotency_key")]
+    /// Application
+    #[arg(long, value_name = "NAME")]
     app: Option<String>,
     /// Instead of an id: the newest job with this idempotency key, while the key is in use
     #[arg(long, value_name = "KEY", requires = "app")]
@@ -212,7 +213,7 @@ pub(crate) fn main(args: &JobsArgs) -> ExitCode {
     let common = match &args.verb {
         Verb::Schedule(args) => &args.scheduler.common,
         Verb::Get(args) => &args.scheduler.common,
-        Verb::Cancel(args) => &args.scheduler.common,
+        Verb::Cancel(args) => &args.change.scheduler.common,
         Verb::Reschedule(args) => &args.change.scheduler.common,
         Verb::Stats(args) => &args.scheduler.common,
         Verb::Apps(args) => &args.scheduler.common,
@@ -231,7 +232,7 @@ pub(crate) fn main(args: &JobsArgs) -> ExitCode {
         match &args.verb {
             Verb::Schedule(args) => schedule::run(&config, args).await,
             Verb::Get(args) => get(&config, args).await,
-            Verb::Cancel(args) => cancel(&config, args).await,
+            Verb::Cancel(args) => cancel::run(&config, args).await,
             Verb::Reschedule(args) => reschedule(&config, args).await,
             Verb::Stats(args) => stats(&config, args).await,
             Verb::Apps(args) => apps(&config, args).await,
@@ -350,7 +351,7 @@ impl ChangedJobArgs {
             (Some(id), _, _) => Ok(ChangedJob::Id(id)),
             (None, Some(app), Some(key)) => Ok(ChangedJob::Key { app, key }),
             _ => Err(CliError::Usage(
-                "an ID, or --app and --idempotency-key, are required".to_owned(),
+                "an ID is required, or --app with --idempotency-key or, to cancel all, with --all".to_owned(),
             )),
         }
     }
@@ -381,18 +382,6 @@ impl ChangedJob<'_> {
             }
         }
     }
-}
-
-async fn cancel(config: &Config, args: &ChangeArgs) -> Result<ExitCode, CliError> {
-    let job = args.job.named()?;
-    let client = args.scheduler.connect_to_change(config, &args.reason).await?;
-    let answer = job.cancel(&client).await?;
-    print_answer(&job, args.output.format, &answer);
-    // A repeated request succeeds as well: the response to the first one may have been lost.
-    Ok(match answer.outcome {
-        Outcome::Cancelled | Outcome::AlreadyCancelled | Outcome::Expired => ExitCode::SUCCESS,
-        _ => ExitCode::from(EXIT_FAILURE),
-    })
 }
 
 async fn reschedule(config: &Config, args: &RescheduleArgs) -> Result<ExitCode, CliError> {

@@ -194,7 +194,7 @@ pub(super) fn overview(number: u64) -> Overview {
 fn quiet_system_has_no_problems() {
     let pipelines = pipelines(&["b", "a"]);
     let view = seen(&pipelines, &[survey(&pipelines, 1)]);
-    assert!(view.problems.is_empty() && view.completeness.unwrap().complete);
+    assert!(view.problems.is_empty() && view.completeness.as_ref().unwrap().complete);
     assert_eq!((names(&view), view.pipeline_count), (vec!["a", "b"], 2));
     let row = &view.pipelines[0];
     let places: Vec<&str> = row.waiting.iter().map(|place| &*place.place).collect();

@@ -6,6 +6,7 @@ use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use redeliver_core::{Clock as _, SystemClock};
 use redeliver_proto::v1;
+use redeliver_testkit::kafka_request::configure_topic;
 use redeliver_testkit::{FakeEndpoint, Reply, Request, ensure, eventually};
 use ring::hmac;
 use serde_json::Value;
@@ -93,9 +94,10 @@ fn is_signed(request: &Request) -> bool {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn new_and_regressed_groups_are_sent() {
+async fn new_groups_and_expiring_letters_are_sent() {
     let mut env = InspectorEnv::new("webhook");
     let topic = env.create_topic("a", 1).await;
+    configure_topic(env.base.brokers(), &topic, &[("retention.ms", "3600000")]);
     let mut webhooks = Webhooks::start(&mut env);
     let mut inspector = env.start().await;
     let letter = |code| {
@@ -135,6 +137,12 @@ async fn new_and_regressed_groups_are_sent() {
     env.put(&topic, 0, vec![letter("http.404")]).await;
     let regressed = webhooks.until_sent("group_regressed", &topic, 1);
     assert_eq!(regressed[0].body["data"]["group_id"], group);
+    let expiring = webhooks.until_sent("letters_expire", &topic, 1);
+    assert!(
+        expiring[0].body["data"]["deadline"].is_string(),
+        "{}",
+        expiring[0].body
+    );
     let sent = "redeliver_dlq_webhook_requests_total{outcome=\"sent\"}";
     assert!(inspector.metrics().lines().any(|line| line.starts_with(sent)));
 }

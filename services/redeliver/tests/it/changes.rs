@@ -362,7 +362,9 @@ fn python_client_makes_each_call() {
     }
     for (method, request) in &reads {
         let answer = world.succeeds(method, request);
-        assert_ne!(answer, json!({}), "{method} {request}");
+        // No pipeline is of an application.
+        let has_answer = *method != "WaitingService.GetJobOutcomes";
+        assert_eq!(answer != json!({}), has_answer, "{method} {request}");
     }
     for (method, field) in WATCHES {
         let watch = world.calling(OPERATOR, method, &json!({}));

@@ -6,10 +6,11 @@ use std::process::Command;
 
 use redeliver_testkit::certificates::Authority;
 use redeliver_testkit::languages::run;
-use redeliver_testkit::{ServiceProcess, ensure, eventually};
+use redeliver_testkit::{ServiceProcess, binary, ensure, eventually};
 
+use crate::deployment::deploy;
 use crate::services::{APP, Services, path};
-use crate::support::{DEADLINE, Draft};
+use crate::support::{DEADLINE, Draft, SERVICES};
 use crate::totals::totals;
 
 const WATCH: &str = include_str!("../../../../docs/watch.md");
@@ -292,6 +293,36 @@ fn pictures_are_small_and_used() {
             "no page shows {name}"
         );
     }
+}
+
+/// Those of `redeliver` are tested with its flags.
+#[test]
+fn commands_of_services_are_valid() {
+    let mut pages = Vec::new();
+    self::pages(&repository(), &mut pages);
+    let mut count = 0;
+    for page in &pages {
+        let text = std::fs::read_to_string(page).unwrap();
+        let lines = text.split("```").skip(1).step_by(2).flat_map(str::lines);
+        for line in lines {
+            let line = line.trim_start().trim_start_matches("$ ");
+            let mut words = line.split(" #").next().unwrap().split_whitespace();
+            let Some(service) = words.next().filter(|word| SERVICES.contains(word)) else {
+                continue;
+            };
+            let mut command = binary(service);
+            command
+                .env_clear()
+                .env("REDELIVER_CONFIG", deploy().join("compose/redeliver.yaml"))
+                .current_dir(repository())
+                .args(words.filter(|word| *word != "--check"))
+                .arg("--check");
+            let printed = redeliver_testkit::run(command);
+            assert_eq!(printed.code, Some(0), "{}: {line}: {printed:?}", page.display());
+            count += 1;
+        }
+    }
+    assert!(count > 15, "only {count} commands");
 }
 
 #[test]

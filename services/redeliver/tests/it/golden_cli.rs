@@ -78,6 +78,10 @@ fn wrong_usage_names_valid_values() {
             "`x` is not a job id; a job id has 26 characters, such as 01KAJQ6Z2B0003000000000A7X\n",
         ),
         (
+            "jobs cancel --app a",
+            "an ID is required, or --app with --idempotency-key or, to cancel all, with --all\n",
+        ),
+        (
             "jobs ls --state done",
             "`done` is not one of scheduled, dispatched, cancelled or expired\n",
         ),

@@ -262,17 +262,21 @@ fn produces_what_a_pipeline_handles(name: &str, header: (&str, &str), run: impl 
     pipe.settle(&sent, DEADLINE).meets_with(&sent, |_| Fate::Succeeds);
 }
 
-#[test]
-fn documented_python_producer_works() {
+/// Runs the program of the page about producers.
+#[track_caller]
+pub(crate) fn produce_as_documented(topic: &str) {
     let files = Scratch::new("docs-python").unwrap();
     let requirements = files.path().join("requirements.txt");
     std::fs::write(&requirements, "confluent-kafka==2.16.1\n").unwrap();
-    let interpreter = python(&requirements).unwrap();
-    produces_what_a_pipeline_handles("docs-python", ("content-type", "application/json"), |topic| {
-        let program = files.path().join("produce.py");
-        std::fs::write(&program, with_topic(program_in("docs/producers.md"), topic)).unwrap();
-        run(Command::new(interpreter).arg(program)).unwrap();
-    });
+    let program = files.path().join("produce.py");
+    std::fs::write(&program, with_topic(program_in("docs/producers.md"), topic)).unwrap();
+    run(Command::new(python(&requirements).unwrap()).arg(program)).unwrap();
+}
+
+#[test]
+fn documented_python_producer_works() {
+    let header = ("content-type", "application/json");
+    produces_what_a_pipeline_handles("docs-python", header, produce_as_documented);
 }
 
 #[test]

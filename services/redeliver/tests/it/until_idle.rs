@@ -1,5 +1,6 @@
 //! The one-shot mode: a process ends with status 0 when nothing is left to do, and not before.
 
+use std::ffi::OsStr;
 use std::fs::Permissions;
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
@@ -178,16 +179,19 @@ fn periodic_runs_need_no_service() {
 }
 
 /// Programs with these names, which run ours with the configuration of a test.
-fn programs(env: &TestEnv, names: &[&str]) -> Scratch {
+pub(crate) fn programs(env: &TestEnv, names: &[&str]) -> Scratch {
     let directory = Scratch::new("programs").unwrap();
     for name in names {
         let command = env.command(name, &[]);
-        let words = std::iter::once(command.get_program()).chain(command.get_args());
-        let words: Vec<String> = words
-            .map(|word| format!("'{}'", word.to_str().unwrap()))
-            .collect();
+        let quoted = |word: &OsStr| format!("'{}'", word.to_str().unwrap());
+        let (program, configuration) = (quoted(command.get_program()), command.get_args().map(quoted));
+        let configuration = configuration.collect::<Vec<_>>().join(" ");
         let file = directory.path().join(name);
-        std::fs::write(&file, format!("#!/bin/sh\nexec {} \"$@\"\n", words.join(" "))).unwrap();
+        std::fs::write(
+            &file,
+            format!("#!/bin/sh\nexec {program} \"$@\" {configuration}\n"),
+        )
+        .unwrap();
         std::fs::set_permissions(file, Permissions::from_mode(0o755)).unwrap();
     }
     directory
@@ -207,7 +211,7 @@ fn airflow_runs_until_nothing_waits() {
     let home = Scratch::new("airflow").unwrap();
     let path = std::env::join_paths([programs.path(), Path::new("/usr/bin"), Path::new("/bin")]).unwrap();
     let airflow = |arguments: &[&str]| {
-        let mut command = Command::new(python.with_file_name("airflow"));
+        let mut command = Command::new(&python);
         command
             .env_clear()
             .env("PATH", &path)
@@ -216,6 +220,7 @@ fn airflow_runs_until_nothing_waits() {
             .env("AIRFLOW__CORE__DAGS_FOLDER", &example)
             .env("AIRFLOW__CORE__LOAD_EXAMPLES", "False")
             .env("PYTHONDONTWRITEBYTECODE", "1")
+            .args(["-m", "airflow"])
             .args(arguments);
         run(&mut command).unwrap()
     };

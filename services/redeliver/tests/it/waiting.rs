@@ -74,6 +74,7 @@ fn scan_counts_what_audit_counts() {
         [(tier.clone(), 3)]
     );
     assert_eq!(places(&stats(&["--older-than", "1h"])), []);
+    assert_eq!(places(&stats(&["--older-than", "1ms"])), expected);
     assert_eq!(places(&stats(&["--place", &tier])), [(tier.clone(), 3)]);
     assert_eq!(
         places(&stats(&["--origin", &sent[1].position.to_string()])),

@@ -8,7 +8,7 @@ use redeliver_scheduler::schedules::shard;
 use reqwest::Method;
 use tokio::task::JoinSet;
 
-use super::server::{Server, send};
+use super::server::{Server, answer_to};
 use super::state_records::{state_record, waiting_job};
 use crate::requests::in_millis;
 
@@ -55,7 +55,7 @@ async fn answers_need_a_complete_index() {
     let before = kafka_clients(&mut server);
     let mut asked = JoinSet::new();
     for path in unknown.chain(paths) {
-        asked.spawn(send(server.request(Method::GET, &path)));
+        asked.spawn(answer_to(server.request(Method::GET, &path)));
     }
     let mut most = before;
     loop {

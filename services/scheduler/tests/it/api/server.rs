@@ -221,7 +221,7 @@ pub(crate) async fn send(request: RequestBuilder) -> Answer {
     .await
 }
 
-async fn answer_to(request: RequestBuilder) -> Answer {
+pub(crate) async fn answer_to(request: RequestBuilder) -> Answer {
     let response = request.send().await.unwrap();
     let header = |name: &str| Some(response.headers().get(name)?.to_str().unwrap().to_owned());
     let (kind, location) = (header("content-type").unwrap_or_default(), header("location"));

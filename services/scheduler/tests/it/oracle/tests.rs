@@ -539,7 +539,7 @@ fn missing_records_are_found() {
     finds(&[Lost], |world| drop(world.seen.apps.remove(0)));
     // Without the request, its other records belong to nothing.
     finds(&[Lost, Foreign, Contradiction], |world| {
-        world.seen.ingest.remove(0)
+        world.seen.ingest.remove(0);
     });
     finds(&[Lost], |world| {
         let id = world.ids["keyed"].0;
