@@ -15,12 +15,11 @@ use opentelemetry_proto::tonic::collector::trace::v1::{
 };
 use opentelemetry_proto::tonic::common::v1::{KeyValue, any_value::Value};
 use opentelemetry_proto::tonic::trace::v1::Span;
-use redeliver_testkit::ensure;
 use tokio::sync::oneshot;
 use tonic::transport::server::TcpIncoming;
 use tonic::{Request, Response, Status};
 
-use crate::eventually::eventually_async;
+use crate::eventually::{ensure, eventually_async};
 
 /// A running collector; see the module.
 #[derive(Debug)]
