@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use crate::local_kafka::kafka_tool;
 use crate::target::target_directory;
-use crate::{DEADLINE, LocalKafka, ServiceProcess, ensure, eventually};
+use crate::{DEADLINE, LocalKafka, ServiceProcess, chaos_random, ensure, eventually};
 
 /// Sleeps for a random time.
 pub fn sleep_up_to(random: &mut fastrand::Rng, longest: Duration) {
@@ -44,6 +44,16 @@ impl ChaosPermit {
             thread::sleep(Duration::from_millis(100));
         }
     }
+}
+
+/// Waits for permission to run a chaos test, and returns it with the random choices of the test; see [`chaos_random`].
+///
+/// # Panics
+/// If the target directory cannot be written, or the seed is not a number.
+#[must_use]
+#[track_caller]
+pub fn chaos_with_permit(test: &str) -> (ChaosPermit, fastrand::Rng) {
+    (ChaosPermit::acquire(), chaos_random(test))
 }
 
 struct SetOnDrop<'a>(&'a AtomicBool);

@@ -92,7 +92,8 @@ pub mod valid_json;
 pub use addresses::{Addresses, addresses, brokers, redis_url};
 #[cfg(feature = "services")]
 pub use chaos::{
-    ChaosPermit, sleep_up_to, under_load, until_in_sync, until_second_broker_leads, until_shared,
+    ChaosPermit, chaos_with_permit, sleep_up_to, under_load, until_in_sync, until_second_broker_leads,
+    until_shared,
 };
 #[cfg(feature = "services")]
 pub use env::{EnvBuilder, TestEnv};

@@ -20,7 +20,7 @@ use tokio::sync::oneshot;
 use tonic::transport::server::TcpIncoming;
 use tonic::{Request, Response, Status};
 
-use crate::eventually::eventually_async;
+use crate::eventually::{ensure, eventually_async};
 
 /// A running collector; see the module.
 #[derive(Debug)]

@@ -24,8 +24,8 @@ use redeliver_runtime::tls::{
     trusted_roots,
 };
 use redeliver_testkit::certificates::Authority;
-use redeliver_testkit::eventually_async;
 use redeliver_testkit::scratch::Scratch;
+use redeliver_testkit::{ensure, eventually_async};
 use rustls::pki_types::ServerName;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
@@ -259,10 +259,8 @@ async fn foreign_certificates_are_rejected() {
     let _ = stream.read_to_end(&mut answer).await;
     assert!(!answer.starts_with(b"HTTP"));
     eventually_async("three failures", DEADLINE, async || {
-        match server.metric("tls_handshake_failures_total") {
-            3 => Ok(()),
-            count => Err(count),
-        }
+        let count = server.metric("tls_handshake_failures_total");
+        ensure(count == 3, count)
     })
     .await;
 }
@@ -355,10 +353,8 @@ async fn unusable_files_change_nothing() {
     let other_key = Authority::new().unwrap().sign().unwrap().key;
     let until_unusable = async |expected| {
         eventually_async("the files are read", DEADLINE, async || {
-            match server.metric("tls_files_unusable") {
-                unusable if unusable == expected => Ok(()),
-                other => Err(other),
-            }
+            let unusable = server.metric("tls_files_unusable");
+            ensure(unusable == expected, unusable)
         })
         .await;
     };

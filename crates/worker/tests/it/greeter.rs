@@ -3,7 +3,7 @@
 use redeliver_core::headers::{ERROR_CODE, RETRY_COUNT};
 use redeliver_kafka::KafkaSettings;
 use redeliver_kafka::producer::Producer;
-use redeliver_testkit::{EnvBuilder, eventually, unique_delays};
+use redeliver_testkit::{EnvBuilder, ensure, eventually, unique_delays};
 use tokio::runtime::Runtime;
 
 use crate::handler::{DEADLINE, by_value, output, text};
@@ -30,10 +30,8 @@ fn greeter_answers_as_documented() {
     });
     let (greeted, dead) = eventually("all names have ended", DEADLINE, || {
         let [greeted, dead] = ["out", "dlq"].map(|of| by_value(&kafka, &format!("{name}-{of}").into()));
-        match greeted.len() + dead.len() {
-            3 => Ok((greeted, dead)),
-            ended => Err(ended),
-        }
+        let ended = greeted.len() + dead.len();
+        ensure(ended == 3, ended).map(|()| (greeted, dead))
     });
     for (value, retries) in [("hello ada", "0"), ("hello shy", "1")] {
         let found = text(&greeted[value], RETRY_COUNT);

@@ -11,7 +11,7 @@ use redeliver_kafka::producer::Producer;
 use redeliver_kafka::reader::partitions;
 use redeliver_runtime::Config;
 use redeliver_service::topics;
-use redeliver_testkit::{brokers, eventually, kafka_request, unique};
+use redeliver_testkit::{brokers, ensure, eventually, kafka_request, unique};
 use redeliver_worker::Attempt;
 use tokio::runtime::Runtime;
 use tokio::task::JoinHandle;
@@ -117,10 +117,11 @@ impl Bench {
         eventually("all records are written", DEADLINE, || {
             let there = by_value(&self.kafka, topic);
             let missing = expected.iter().filter(|value| !there.contains_key(*value));
-            match missing.count() {
-                0 => Ok(()),
-                missing => Err(format!("{missing} of {} are missing in {topic}", expected.len())),
-            }
+            let missing = missing.count();
+            ensure(
+                missing == 0,
+                format!("{missing} of {} are missing in {topic}", expected.len()),
+            )
         });
     }
 

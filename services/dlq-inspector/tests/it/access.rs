@@ -247,7 +247,7 @@ impl Callers {
     }
 
     fn client(&self, channel: &Channel, caller: &str) -> Client {
-        Client::with_interceptor(channel.clone(), self.interceptor(caller))
+        Client::new(Sending::new(channel.clone(), self.interceptor(caller)))
     }
 
     fn redrives(&self, channel: &Channel, caller: &str) -> RedriveServiceClient<Sending> {

@@ -31,7 +31,7 @@ use tonic::{Code, Response, Status};
 
 use crate::completeness::{AUTHORIZER, allow_again, allow_all, deny};
 use crate::group_states::changed;
-use crate::support::{self, DEADLINE, Dead, Inspector, InspectorEnv, dead, get_letter, get_payload};
+use crate::support::{self, DEADLINE, Dead, Inspector, InspectorEnv, Sending, dead, get_letter, get_payload};
 
 /// A pipeline with its topics, and an inspector that knows it.
 pub(crate) struct World {

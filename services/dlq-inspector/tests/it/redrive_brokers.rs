@@ -8,7 +8,7 @@ use redeliver_core::Headers;
 use redeliver_kafka::reader::TopicReader;
 use redeliver_proto::{Message as _, v1};
 use redeliver_testkit::{
-    ChaosPermit, LocalKafka, chaos_random, ensure, eventually, eventually_async, sleep_up_to, until_in_sync,
+    LocalKafka, chaos_with_permit, ensure, eventually, eventually_async, sleep_up_to, until_in_sync,
 };
 use tonic::Status;
 
@@ -128,8 +128,7 @@ async fn repeated<T>(what: &str, mut call: impl AsyncFnMut() -> Result<T, Status
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "long"]
 async fn each_is_redriven_once_through_outages() {
-    let _permit = ChaosPermit::acquire();
-    let mut random = chaos_random("redrive-brokers");
+    let (_permit, mut random) = chaos_with_permit("redrive-brokers");
     let mut brokers = LocalKafka::start_three().unwrap();
     let addresses = brokers.each_ref().map(LocalKafka::brokers).join(",");
     let mut world = World::on("redrive-brokers", "", &addresses).await;

@@ -15,7 +15,9 @@ use tokio::time::timeout;
 use tonic::transport::Endpoint;
 use tonic::{Status, Streaming};
 
-use crate::support::{Client, DEADLINE, Dead, Inspector, InspectorEnv, dead, get_stats, list_groups};
+use crate::support::{
+    Client, DEADLINE, Dead, Inspector, InspectorEnv, Sending, dead, get_stats, list_groups,
+};
 
 const CLASSES: [&str; 2] = ["permanent", "expired"];
 
@@ -55,7 +57,10 @@ impl Balancer {
     /// A client with a connection of its own, which goes to the next server.
     async fn client(&self) -> Client {
         let endpoint = Endpoint::from_shared(format!("http://{}", self.address)).unwrap();
-        Client::with_interceptor(endpoint.connect().await.unwrap(), SendToken::default())
+        Client::new(Sending::new(
+            endpoint.connect().await.unwrap(),
+            SendToken::default(),
+        ))
     }
 }
 

@@ -8,7 +8,7 @@ use tonic::Code;
 use tonic_health::pb::health_check_response::ServingStatus;
 use tonic_reflection::pb::{v1 as reflection_v1, v1alpha as reflection_v1alpha};
 
-use crate::support::{Client, InspectorEnv, assert_refused, dead, get_page};
+use crate::support::{Client, InspectorEnv, Sending, assert_refused, dead, get_page};
 
 macro_rules! reflected {
     ($channel:expr, $pb:ident) => {{
@@ -101,7 +101,7 @@ async fn calls_require_token_with_scope() {
         let access = access.get_access(v1::GetAccessRequest {}).await;
         let scopes = access.ok().map(|access| access.into_inner().scopes);
         assert_eq!(scopes, scope.map(|scope| vec![scope.to_owned()]));
-        let mut client = Client::with_interceptor(inspector.channel().await, interceptor);
+        let mut client = Client::new(Sending::new(inspector.channel().await, interceptor));
         let listed = get_page(&mut client, "").await;
         let watched = v1::WatchDeadLettersRequest::default();
         let watched = client.watch_dead_letters(watched).await;

@@ -15,7 +15,7 @@ use serde_json::json;
 use tokio::time::timeout;
 use tonic::{Code, Status, Streaming};
 
-use crate::support::{Client, DEADLINE, Dead, InspectorEnv, assert_refused, dead};
+use crate::support::{Client, DEADLINE, Dead, InspectorEnv, Sending, assert_refused, dead};
 
 type Stream = Streaming<v1::WatchDeadLettersResponse>;
 
@@ -275,7 +275,7 @@ async fn watch_ends_with_its_token() {
     let mut streams = Vec::new();
     for token in [&revoked.token, &limited.token, &kept.token, &jwt] {
         let interceptor = SendToken::new(Some(token)).unwrap();
-        let mut client = Client::with_interceptor(inspector.channel().await, interceptor);
+        let mut client = Client::new(Sending::new(inspector.channel().await, interceptor));
         let watched = client.watch_dead_letters(v1::WatchDeadLettersRequest::default());
         streams.push(watched.await.unwrap().into_inner());
     }

@@ -11,7 +11,7 @@ use delta_kernel::arrow::array::RecordBatch;
 use redeliver_core::time::InvalidTimestamp;
 use redeliver_core::{Clock as _, SystemClock, Timestamp};
 use redeliver_testkit::languages::{Libraries, java_with, python, run};
-use redeliver_testkit::{DEADLINE, FakeEndpoint, Process, Reply, eventually};
+use redeliver_testkit::{DEADLINE, FakeEndpoint, Process, Reply, ensure, eventually};
 use serde::Deserialize;
 
 use crate::support::LakeEnv;
@@ -224,10 +224,8 @@ async fn answers_equal_those_of_commands() {
     let asked_at = SystemClock.now();
     let errors = eventually("all dead letters are indexed", DEADLINE, || {
         let Groups { groups } = serde_json::from_str(&ask(&["dlq", "groups"])).unwrap();
-        match groups.iter().map(|group| group.count).sum() {
-            10 => Ok(groups),
-            count => Err(count),
-        }
+        let count: u64 = groups.iter().map(|group| group.count).sum();
+        ensure(count == 10, count).map(|()| groups)
     });
     let errors: Vec<_> = errors
         .into_iter()

@@ -80,10 +80,8 @@ impl World {
         eventually("all dead letters are listed", DEADLINE, || {
             let listed = world.cli(OPERATOR, &["dlq", "ls", "-o", "json"]);
             let list: Value = serde_json::from_str(&listed.stdout).unwrap_or_default();
-            match list["dead_letters"].as_array().map_or(0, Vec::len) {
-                40 => Ok(()),
-                other => Err(format!("{other} {listed:?}")),
-            }
+            let count = list["dead_letters"].as_array().map_or(0, Vec::len);
+            ensure(count == 40, format!("{count} {listed:?}"))
         });
         // Tiers of other tests share their topic.
         eventually("actions are known", DEADLINE, || {

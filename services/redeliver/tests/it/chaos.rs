@@ -15,8 +15,8 @@ use std::time::Duration;
 
 use redeliver_audit::Report;
 use redeliver_testkit::{
-    ChaosPermit, Fate, LocalKafka, Plan, Reply, Request, ServiceProcess, Trouble, chaos_random, eventually,
-    sleep_up_to, until_second_broker_leads, until_shared,
+    ChaosPermit, Fate, LocalKafka, Plan, Reply, Request, ServiceProcess, Trouble, chaos_with_permit,
+    eventually, sleep_up_to, until_second_broker_leads, until_shared,
 };
 
 use crate::support::{DEADLINE, PLAN, Pipe, PipeBuilder, Sent};
@@ -146,8 +146,7 @@ fn many_kills_lose_and_duplicate_nothing() {
 }
 
 fn kill_at_random_moments(kills: u32) {
-    let _permit = ChaosPermit::acquire();
-    let mut random = chaos_random("kills");
+    let (_permit, mut random) = chaos_with_permit("kills");
     let session = format!("{}s", LONG_SESSION.as_secs());
     let pipe = setup("kills").set("kafka.session_timeout", &session).create();
     let members = kill_both(&pipe, kills, 320, &mut random);
@@ -160,8 +159,7 @@ fn kill_at_random_moments(kills: u32) {
 #[test]
 #[ignore = "long"]
 fn kills_of_dynamic_members_lose_nothing() {
-    let _permit = ChaosPermit::acquire();
-    let mut random = chaos_random("dynamic");
+    let (_permit, mut random) = chaos_with_permit("dynamic");
     let pipe = setup("dynamic").set("kafka.static_membership", "false").create();
     kill_both(&pipe, 4, 120, &mut random);
 }
@@ -236,8 +234,7 @@ fn crashes_in_late_transactions_lose_nothing() {
 /// One of two processes of each service is frozen for longer than its session, and the other one takes over.
 #[test]
 fn frozen_process_writes_nothing_after_takeover() {
-    let _permit = ChaosPermit::acquire();
-    let mut random = chaos_random("frozen");
+    let (_permit, mut random) = chaos_with_permit("frozen");
     let pipe = setup("frozen").create();
     let mut pairs = SERVICES.map(|service| ["a", "b"].map(|instance| pipe.start(service, instance, &[])));
     let sent = under_load(&pipe, 150, |load| {
@@ -268,8 +265,7 @@ fn frozen_process_writes_nothing_after_takeover() {
 
 #[test]
 fn rolling_restart_loses_and_duplicates_nothing() {
-    let _permit = ChaosPermit::acquire();
-    let mut random = chaos_random("rolling");
+    let (_permit, mut random) = chaos_with_permit("rolling");
     let pipe = setup("rolling").create();
     let mut pairs = SERVICES.map(|service| ["a", "b"].map(|instance| pipe.start(service, instance, &[])));
     let sent = under_load(&pipe, 150, |load| {
@@ -296,8 +292,7 @@ fn rolling_restart_loses_and_duplicates_nothing() {
 #[test]
 #[ignore = "long"]
 fn another_process_takes_over_after_kill() {
-    let _permit = ChaosPermit::acquire();
-    let mut random = chaos_random("killed-for-good");
+    let (_permit, mut random) = chaos_with_permit("killed-for-good");
     let pipe = setup("killed-for-good").create();
     let mut pairs = SERVICES.map(|service| ["a", "b"].map(|instance| pipe.start(service, instance, &[])));
     let sent = under_load(&pipe, 150, |load| {
@@ -363,8 +358,7 @@ fn settle_stubborn(pipe: &Pipe, sent: &[Sent], members: &mut [ServiceProcess]) {
 #[test]
 #[ignore = "long"]
 fn unresponsive_broker_wastes_no_attempts() {
-    let _permit = ChaosPermit::acquire();
-    let mut random = chaos_random("frozen-broker");
+    let (_permit, mut random) = chaos_with_permit("frozen-broker");
     // The controller freezes with the broker, and must not fence it afterwards.
     let kafka = LocalKafka::start_with(&[("broker.session.timeout.ms", "600000")]).unwrap();
     let pipe = stubborn_setup("frozen-broker", &kafka.brokers()).create();
@@ -390,8 +384,7 @@ fn unresponsive_broker_wastes_no_attempts() {
 #[test]
 #[ignore = "long"]
 fn broker_loss_wastes_no_attempts() {
-    let _permit = ChaosPermit::acquire();
-    let mut random = chaos_random("two-brokers");
+    let (_permit, mut random) = chaos_with_permit("two-brokers");
     let [first, mut second] = LocalKafka::start_pair().unwrap();
     let brokers = format!("{},{}", first.brokers(), second.brokers());
     let pipe = stubborn_setup("two-brokers", &brokers)

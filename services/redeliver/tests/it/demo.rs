@@ -100,10 +100,7 @@ fn commands_work(demo: &mut Process, config: &str, json: &dyn Fn(&[&str]) -> Val
         let mut command = binary("redeliver");
         command.env_clear().env("REDELIVER_CONFIG", config).arg("audit");
         let printed = run(command);
-        match printed.code {
-            Some(0) => Ok(()),
-            _ => Err(printed.stdout),
-        }
+        ensure(printed.code == Some(0), printed.stdout)
     });
     let letter = eventually("the inspector lists what is dead", DEADLINE, || {
         let listed = json(&["dlq", "ls"]);

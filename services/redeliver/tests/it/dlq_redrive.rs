@@ -63,10 +63,8 @@ impl Cli {
             let filter = format!("state = {state}");
             let printed = self.dlq(&["ls", "--filter", &filter, "--limit", "1000"]);
             let list: Value = serde_json::from_str(&printed.stdout).unwrap_or_default();
-            match list["dead_letters"].as_array().map_or(0, Vec::len) {
-                found if found == count => Ok(()),
-                found => Err(format!("{found}\n{printed:?}")),
-            }
+            let found = list["dead_letters"].as_array().map_or(0, Vec::len);
+            ensure(found == count, format!("{found}\n{printed:?}"))
         });
     }
 }

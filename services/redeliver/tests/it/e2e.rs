@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use redeliver_core::headers::{ERROR_CODE, ERROR_MESSAGE, ERROR_RESPONSE};
 use redeliver_testkit::scratch::Scratch;
-use redeliver_testkit::{Plan, Reply, eventually, until_seen};
+use redeliver_testkit::{Plan, Reply, ensure, eventually, until_seen};
 
 use crate::services::path;
 use crate::support::{DEADLINE, Draft, PipeBuilder, SERVICES, records, text};
@@ -102,10 +102,7 @@ fn response_chooses_output_and_is_merged() {
     pipe.watch().until_ended(3 * OF_EACH, DEADLINE);
     let audited = eventually("the audit agrees", DEADLINE, || {
         let audited = pipe.redeliver(&["audit"]);
-        match audited.code {
-            Some(0) => Ok(audited),
-            _ => Err(format!("{audited:?}")),
-        }
+        ensure(audited.code == Some(0), format!("{audited:?}")).map(|()| audited)
     });
     let line = "clean, except that successes without a result cannot be checked";
     assert!(audited.stdout.contains(line), "{audited:?}");

@@ -100,10 +100,8 @@ fn until_replaced(services: &mut [ServiceProcess], count: usize) {
 fn settle(pipe: &Pipe, sent: &[Sent], jobs: usize) {
     let all = eventually("all jobs are dispatched", DEADLINE, || {
         let read = pipe.read(std::slice::from_ref(&pipe.pipeline.source));
-        match read.len() - sent.len() {
-            found if found == jobs => Ok(read),
-            found => Err(format!("{found} of {jobs}")),
-        }
+        let found = read.len() - sent.len();
+        ensure(found == jobs, format!("{found} of {jobs}")).map(|()| read)
     });
     let all: Vec<Sent> = all.into_iter().map(Sent::from).collect();
     let ends = pipe.settle(&all, DEADLINE);

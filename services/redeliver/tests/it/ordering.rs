@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use redeliver_core::Record;
 use redeliver_testkit::{
-    ChaosPermit, Fate, Reply, Request, Trouble, chaos_random, sleep_up_to, until_seen, until_shared,
+    Fate, Reply, Request, Trouble, chaos_with_permit, sleep_up_to, until_seen, until_shared,
 };
 
 use crate::batches::each_record;
@@ -219,8 +219,7 @@ fn late_echo(request: &Request) -> Reply {
 
 fn order_survives_chaos(name: &str, configure: impl FnOnce(PipeBuilder) -> PipeBuilder) {
     const ROUNDS: usize = 4;
-    let _permit = ChaosPermit::acquire();
-    let mut random = chaos_random(name);
+    let (_permit, mut random) = chaos_with_permit(name);
     let pipe = PipeBuilder::new(&format!("chaos-{name}"))
         .partitions(4)
         .pipeline("ordering", "key")

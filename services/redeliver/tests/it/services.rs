@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use redeliver_core::Record;
 use redeliver_testkit::scratch::Scratch;
-use redeliver_testkit::{CommandOutput, Reply, ServiceProcess, eventually, free_port};
+use redeliver_testkit::{CommandOutput, Reply, ServiceProcess, ensure, eventually, free_port};
 
 use crate::support::{DEADLINE, Draft, Pipe, PipeBuilder};
 
@@ -97,11 +97,7 @@ impl Services {
     fn until(&self, topic: &Arc<str>, count: usize) -> Vec<Record> {
         eventually(&format!("{count} records in {topic}"), DEADLINE, || {
             let records = self.pipe.read(std::slice::from_ref(topic));
-            if records.len() < count {
-                Err(format!("{} records", records.len()))
-            } else {
-                Ok(records)
-            }
+            ensure(records.len() >= count, records.len()).map(|()| records)
         })
     }
 

@@ -455,11 +455,8 @@ fn redrives_link_traces_of_records() {
     ];
     eventually("both dead letters are redriven", DEADLINE, || {
         let printed = pipe.redeliver(&arguments);
-        match printed.code {
-            Some(0) => Ok(()),
-            // The index does not contain both yet.
-            _ => Err(format!("{printed:?}")),
-        }
+        // The index may not contain both yet.
+        ensure(printed.code == Some(0), format!("{printed:?}"))
     });
     let results = || pipe.read(&[pipe.pipeline.output.clone().unwrap()]).len();
     until_seen("both records have results", results, |&count| count == 2);

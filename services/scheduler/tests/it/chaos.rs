@@ -11,8 +11,8 @@ use std::time::Duration;
 
 use fred::prelude::Value;
 use redeliver_testkit::{
-    ChaosPermit, EnvBuilder, LocalKafka, LocalRedis, LocalRedisCluster, chaos_random, sleep_up_to,
-    until_in_sync, until_second_broker_leads, until_shared,
+    ChaosPermit, EnvBuilder, LocalKafka, LocalRedis, LocalRedisCluster, chaos_random, chaos_with_permit,
+    sleep_up_to, until_in_sync, until_second_broker_leads, until_shared,
 };
 
 use crate::env::{APPS, SchedulerEnv};
@@ -53,8 +53,7 @@ fn many_kills_lose_and_duplicate_nothing() {
 }
 
 fn kill_at_random_moments(setup: EnvBuilder, kills: u32, volume: Volume) {
-    let _permit = ChaosPermit::acquire();
-    let mut random = chaos_random("kills");
+    let (_permit, mut random) = chaos_with_permit("kills");
     // Much longer than a restart takes, on any machine.
     let session = Duration::from_secs(60);
     let setup = setup.set("kafka.session_timeout", &format!("{}s", session.as_secs()));
@@ -87,8 +86,7 @@ fn kill_at_random_moments(setup: EnvBuilder, kills: u32, volume: Volume) {
 #[test]
 #[ignore = "long"]
 fn evicting_index_loses_and_duplicates_nothing() {
-    let _permit = ChaosPermit::acquire();
-    let mut random = chaos_random("evicted");
+    let (_permit, mut random) = chaos_with_permit("evicted");
     let redis = LocalRedis::start().unwrap();
     let builder = setup("evicted").redis(redis.url());
     let mut env = SchedulerEnv::new(builder.set("scheduler.max_ended", "100"));
@@ -180,8 +178,7 @@ fn crash_at(setup: EnvBuilder, volume: Volume, random: &mut fastrand::Rng, fault
 
 /// One of two schedulers is frozen for longer than its session, and the other one takes over.
 fn frozen_schedulers_resume(name: &str, static_membership: &str) {
-    let _permit = ChaosPermit::acquire();
-    let mut random = chaos_random(name);
+    let (_permit, mut random) = chaos_with_permit(name);
     let env = SchedulerEnv::new(setup(name).set("kafka.static_membership", static_membership));
     let mut pair = ["a", "b"].map(|instance| env.start(instance));
     let done = under_load(&env, &mut random, 150, |load, random| {
@@ -213,8 +210,7 @@ fn frozen_scheduler_is_fenced() {
 #[test]
 #[ignore = "long"]
 fn other_scheduler_takes_over() {
-    let _permit = ChaosPermit::acquire();
-    let mut random = chaos_random("leave");
+    let (_permit, mut random) = chaos_with_permit("leave");
     // Without static membership, a member that shuts down must leave the group itself.
     let env = SchedulerEnv::new(setup("leave").set("kafka.static_membership", "false"));
     let mut pair = ["a", "b"].map(|instance| env.start(instance));
@@ -253,8 +249,7 @@ fn large_jobs_survive_emptied_redis() {
 }
 
 fn empty_redis(setup: EnvBuilder, volume: Volume) {
-    let _permit = ChaosPermit::acquire();
-    let mut random = chaos_random("flushed");
+    let (_permit, mut random) = chaos_with_permit("flushed");
     let redis = LocalRedis::start().unwrap();
     let env = SchedulerEnv::new(setup.redis(redis.url()));
     let mut member = env.start("a");
@@ -295,8 +290,7 @@ fn empty_redis(setup: EnvBuilder, volume: Volume) {
 #[test]
 #[ignore = "long"]
 fn restored_redis_loses_and_duplicates_nothing() {
-    let _permit = ChaosPermit::acquire();
-    let mut random = chaos_random("dump");
+    let (_permit, mut random) = chaos_with_permit("dump");
     let mut redis = LocalRedis::start().unwrap();
     let env = SchedulerEnv::new(setup("dump").redis(redis.url()));
     let mut member = env.start("a");
@@ -339,8 +333,7 @@ fn restored_redis_loses_and_duplicates_nothing() {
 #[test]
 #[ignore = "long"]
 fn two_installations_share_a_redis() {
-    let _permit = ChaosPermit::acquire();
-    let mut random = chaos_random("two");
+    let (_permit, mut random) = chaos_with_permit("two");
     let mut redis = LocalRedis::start().unwrap();
     let [production, staging] = ["production", "staging"].map(|name| {
         let setup = setup(name).redis(redis.url());
@@ -380,8 +373,7 @@ fn two_installations_share_a_redis() {
 #[ignore = "long"]
 fn full_redis_loses_and_duplicates_nothing() {
     const WINDOW: Duration = Duration::from_millis(500);
-    let _permit = ChaosPermit::acquire();
-    let mut random = chaos_random("full");
+    let (_permit, mut random) = chaos_with_permit("full");
     let redis = LocalRedis::start().unwrap();
     let mut env = SchedulerEnv::new(setup("full").redis(redis.url()));
     env.topics.window_when_full = Some(WINDOW);
@@ -419,8 +411,7 @@ fn full_redis_loses_and_duplicates_nothing() {
 #[ignore = "long"]
 fn recreated_topic_loses_nothing_else() {
     const GONE: &str = APPS[2];
-    let _permit = ChaosPermit::acquire();
-    let mut random = chaos_random("deleted-topic");
+    let (_permit, mut random) = chaos_with_permit("deleted-topic");
     let env = SchedulerEnv::new(setup("deleted-topic"));
     let mut member = env.start("a");
     let watch = env.watch_deleting(GONE);
@@ -454,8 +445,7 @@ fn recreated_topic_loses_nothing_else() {
 #[test]
 #[ignore = "long"]
 fn redis_cluster_failover_loses_nothing() {
-    let _permit = ChaosPermit::acquire();
-    let mut random = chaos_random("failover");
+    let (_permit, mut random) = chaos_with_permit("failover");
     let mut cluster = LocalRedisCluster::start_with_replicas().unwrap();
     let env = SchedulerEnv::new(setup("failover").redis(cluster.url()));
     let member = env.start("a");
@@ -479,8 +469,7 @@ fn redis_cluster_failover_loses_nothing() {
 
 #[test]
 fn jobs_in_memory_survive_frozen_redis() {
-    let _permit = ChaosPermit::acquire();
-    let mut random = chaos_random("frozen-redis");
+    let (_permit, mut random) = chaos_with_permit("frozen-redis");
     let mut redis = LocalRedis::start().unwrap();
     let env = SchedulerEnv::new(
         setup("frozen-redis")
@@ -514,8 +503,7 @@ fn jobs_in_memory_survive_frozen_redis() {
 #[test]
 #[ignore = "long"]
 fn schedulers_survive_broker_restarts() {
-    let _permit = ChaosPermit::acquire();
-    let mut random = chaos_random("brokers");
+    let (_permit, mut random) = chaos_with_permit("brokers");
     let [first, mut second] = LocalKafka::start_pair().unwrap();
     let env = SchedulerEnv::new(
         setup("brokers")
@@ -547,8 +535,7 @@ fn schedulers_survive_broker_restarts() {
 #[ignore = "long"]
 fn broker_kills_lose_and_duplicate_nothing() {
     const REPLICAS: usize = 3;
-    let _permit = ChaosPermit::acquire();
-    let mut random = chaos_random("three-brokers");
+    let (_permit, mut random) = chaos_with_permit("three-brokers");
     let mut brokers = LocalKafka::start_three().unwrap();
     let env = SchedulerEnv::new(
         setup("three-brokers")

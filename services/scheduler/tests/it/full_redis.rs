@@ -6,7 +6,7 @@ use std::time::Duration;
 use redeliver_core::headers::{self, DISPATCHED_AT, JOB_ID, ReservedHeaders, SCHEDULED_TIME};
 use redeliver_core::{JobId, Record, Timestamp};
 use redeliver_proto::{Message as _, v1};
-use redeliver_testkit::{ChaosPermit, LocalRedis, ServiceProcess, eventually, until_seen};
+use redeliver_testkit::{ChaosPermit, LocalRedis, ServiceProcess, ensure, eventually, until_seen};
 
 use crate::env::{DEADLINE, SchedulerEnv, header, id};
 use crate::index::own_redis::Raw;
@@ -101,14 +101,11 @@ fn distant_jobs_delay_no_due_jobs() {
     let mut far = Vec::new();
     eventually("distant jobs are rejected", DEADLINE, || {
         far.extend(flood(&env));
-        match commands(&mut scheduler, "no_room") {
-            0 => Err(format!(
-                "{} far jobs, {} of {limit} bytes",
-                far.len(),
-                redis.used(&env)
-            )),
-            _ => Ok(()),
-        }
+        let (count, used) = (commands(&mut scheduler, "no_room"), redis.used(&env));
+        ensure(
+            count > 0,
+            format!("{} far jobs, {used} of {limit} bytes", far.len()),
+        )
     });
     far.extend(flood(&env));
     assert!(now() < due, "filling Redis took too long for this test");
@@ -218,10 +215,8 @@ fn due_jobs_never_grow_full_redis() {
     let mut sent = Vec::new();
     eventually("distant jobs are rejected", DEADLINE, || {
         sent.extend(flood(&env));
-        match commands(&mut scheduler, "no_room") {
-            0 => Err(format!("{} jobs", sent.len())),
-            _ => Ok(()),
-        }
+        let count = commands(&mut scheduler, "no_room");
+        ensure(count > 0, format!("{} jobs", sent.len()))
     });
     let (mut due, mut full) = (Vec::new(), limit);
     for round in 0..ROUNDS {

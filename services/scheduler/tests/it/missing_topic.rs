@@ -5,7 +5,7 @@ use std::time::Duration;
 use redeliver_core::headers::{self, JOB_ID};
 use redeliver_core::{JobId, Record, Timestamp};
 use redeliver_proto::v1;
-use redeliver_testkit::{ChaosPermit, ServiceProcess, eventually};
+use redeliver_testkit::{ChaosPermit, ServiceProcess, ensure, eventually};
 
 use crate::env::{DEADLINE, SchedulerEnv, answers, header, id};
 use crate::oracle::{JobSpec, Sent, When};
@@ -71,10 +71,9 @@ fn jobs_wait_for_missing_topic() {
     eventually("they are answered", DEADLINE, || {
         watch.look();
         let answers = answers(&watch.seen);
-        match (answers.get("cancelled"), answers.get("rescheduled")) {
-            (Some(v1::Outcome::Cancelled), Some(v1::Outcome::Rescheduled)) => Ok(()),
-            other => Err(format!("{other:?}")),
-        }
+        let found = [answers.get("cancelled"), answers.get("rescheduled")].map(Option::copied);
+        let wanted = [v1::Outcome::Cancelled, v1::Outcome::Rescheduled].map(Some);
+        ensure(found == wanted, format!("{found:?}"))
     });
     until_waiting(&mut scheduler, 2);
     env.create_topics();

@@ -1,6 +1,6 @@
 //! Idempotency keys that are repeated in a backlog of large jobs: the changes of one transaction reach the index in several parts.
 
-use redeliver_testkit::{ChaosPermit, chaos_random};
+use redeliver_testkit::chaos_with_permit;
 
 use crate::env::SchedulerEnv;
 use crate::oracle::JobSpec;
@@ -11,8 +11,7 @@ use crate::requests::{Request, distance, in_millis, noise};
 fn repeated_keys_are_accepted_once() {
     const KEYS: usize = 200;
     const MAX_DATA: usize = 900_001;
-    let _permit = ChaosPermit::acquire();
-    let mut random = chaos_random("repeats");
+    let (_permit, mut random) = chaos_with_permit("repeats");
     let builder = SchedulerEnv::builder("repeats").partitions(1);
     let env = SchedulerEnv::new(builder.set("scheduler.window", "1s"));
     env.create_topics();

@@ -288,7 +288,7 @@ async fn edit_needs_scopes_for_everything() {
     let channel = inspector.channel().await;
     let token = |lacking| SendToken::new(Some(&tokens[name(lacking)].token)).unwrap();
     let client = |lacking| RedriveServiceClient::with_interceptor(channel.clone(), token(lacking));
-    let mut letters = support::Client::with_interceptor(channel.clone(), token(""));
+    let mut letters = support::Client::new(Sending::new(channel.clone(), token("")));
     let id = format!("{}/0/0", world.dlq);
     let letter = eventually_async("the dead letter", DEADLINE, async || {
         get_letter(&mut letters, &id).await

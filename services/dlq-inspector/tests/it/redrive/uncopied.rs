@@ -275,7 +275,7 @@ async fn uncopied_payload_needs_scope_for_origin() {
     let mut inspector = world.env.start().await;
     let channel = inspector.channel().await;
     let sending = |name: &str| SendToken::new(Some(&tokens[name].token)).unwrap();
-    let letters = |name: &str| support::Client::with_interceptor(channel.clone(), sending(name));
+    let letters = |name: &str| support::Client::new(Sending::new(channel.clone(), sending(name)));
     let redrives = |name: &str| RedriveServiceClient::with_interceptor(channel.clone(), sending(name));
     let get = async |name: &str| get_letter(&mut letters(name), &world.id(0)).await;
     let whole = eventually_async("the dead letter", DEADLINE, async || get("whole").await).await;

@@ -3,9 +3,7 @@
 
 use std::time::Duration;
 
-use redeliver_testkit::{
-    ChaosPermit, Fate, LocalKafka, Reply, Request, chaos_random, sleep_up_to, until_in_sync,
-};
+use redeliver_testkit::{Fate, LocalKafka, Reply, Request, chaos_with_permit, sleep_up_to, until_in_sync};
 
 use super::load::under_load;
 use super::{delayed, settle_stubborn, stubborn, stubborn_setup};
@@ -39,8 +37,7 @@ fn asks_to_wait(body: &[u8]) -> bool {
 #[test]
 #[ignore = "long"]
 fn kills_of_three_brokers_lose_nothing() {
-    let _permit = ChaosPermit::acquire();
-    let mut random = chaos_random("three-brokers");
+    let (_permit, mut random) = chaos_with_permit("three-brokers");
     let mut brokers = LocalKafka::start_three().unwrap();
     let addresses = brokers.each_ref().map(LocalKafka::brokers).join(",");
     let pipe = stubborn_setup("three-brokers", &addresses)

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use redeliver_testkit::{ChaosPermit, Reply, Request, chaos_random, sleep_up_to};
+use redeliver_testkit::{Reply, Request, chaos_with_permit, sleep_up_to};
 
 use super::load::under_load_of;
 use super::{LONG_SESSION, PLAN, delayed, settle, setup};
@@ -34,8 +34,7 @@ fn sometimes_large(n: usize, random: &mut fastrand::Rng) -> Draft {
 #[ignore = "long"]
 fn power_failures_lose_nothing() {
     const KILLS: u32 = 3;
-    let _permit = ChaosPermit::acquire();
-    let mut random = chaos_random("house");
+    let (_permit, mut random) = chaos_with_permit("house");
     let pipe = setup("house")
         .set("kafka.session_timeout", &format!("{}s", LONG_SESSION.as_secs()))
         .through_scheduler()

@@ -279,10 +279,8 @@ fn autoscaler_follows_overdue_records() {
     });
     eventually("the tier is small again", DEADLINE, || {
         let status = pods.sync();
-        match pods.running.len() {
-            1 => Ok(()),
-            count => Err(format!("{count} pods; {status}")),
-        }
+        let count = pods.running.len();
+        ensure(count == 1, format!("{count} pods; {status}"))
     });
 
     // The last one has the work of those that were stopped.
