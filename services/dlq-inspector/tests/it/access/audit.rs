@@ -10,7 +10,7 @@ use serde_json::Value;
 
 use super::*;
 
-type AuditClient = AuditServiceClient<InterceptedService<Channel, SendToken>>;
+type AuditClient = AuditServiceClient<Sending>;
 
 fn audit_client(callers: &Callers, channel: &Channel, caller: &str) -> AuditClient {
     AuditServiceClient::with_interceptor(channel.clone(), callers.interceptor(caller))
