@@ -140,7 +140,11 @@ async fn new_groups_and_expiring_letters_are_sent() {
     let regressed = webhooks.until_sent("group_regressed", &topic, 1);
     assert_eq!(regressed[0].body["data"]["group_id"], group);
     let expiring = webhooks.until_sent("letters_expire", &topic, 1);
-    assert!(expiring[0].body["data"]["deadline"].is_string(), "{}", expiring[0].body);
+    assert!(
+        expiring[0].body["data"]["deadline"].is_string(),
+        "{}",
+        expiring[0].body
+    );
     let sent = "redeliver_dlq_webhook_requests_total{outcome=\"sent\"}";
     assert!(inspector.metrics().lines().any(|line| line.starts_with(sent)));
 }
