@@ -263,6 +263,11 @@ else
 fi
 contains "a lake" "name: test-redeliver-lake" --set lake.enabled=true --set config.lake.location=s3://bucket/redeliver
 refused "config.lake.location: is missing" --set lake.enabled=true
+if render "${base[@]}" --set scheduler.enabled=false >"$work/out.yaml" && ! grep --quiet 'name: test-redeliver-scheduler$' "$work/out.yaml"; then
+    pass
+else
+    fail "a scheduler that is not enabled has no objects"
+fi
 contains "grace is longer than the shutdown's" "terminationGracePeriodSeconds: 100" --values "$work/all.yaml"
 
 console=(--set console.enabled=true --set dlqInspector.api.tokenSecret.name=token --set console.ingress.host=console.example.org

@@ -26,8 +26,12 @@ pub(crate) struct Ingest {
 
 impl Ingest {
     pub(crate) async fn create(name: &str) -> Self {
+        Self::create_at(brokers(), name).await
+    }
+
+    pub(crate) async fn create_at(brokers: String, name: &str) -> Self {
         let topic: Arc<str> = unique(name).into();
-        let kafka = KafkaSettings::new(brokers(), unique("client"));
+        let kafka = KafkaSettings::new(brokers, unique("client"));
         let settings = TopicSettings {
             partitions: PARTITIONS,
             replication: 1,

@@ -1,9 +1,12 @@
 //! What `RecordProducer` writes to Kafka.
 
+use std::collections::BTreeSet;
+
 use prometheus_client::encoding::text::encode;
 use prometheus_client::registry::Registry;
 use redeliver_client::{Headers, Output, RecordProducer, Schema, SendError};
 use redeliver_kafka::murmur2::partition_for_key;
+use redeliver_testkit::LocalKafka;
 use serde_json::json;
 
 use crate::producer::{Ingest, PARTITIONS, SOON};
@@ -74,4 +77,32 @@ async fn producer_writes_only_valid_records() {
     ] {
         assert!(page.lines().any(|found| found == line), "{line}: {page}");
     }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn killed_broker_gets_each_record_once() {
+    const RECORDS: usize = 400;
+    let mut broker = LocalKafka::start().unwrap();
+    let topic = Ingest::create_at(broker.brokers(), "client-killed").await;
+    let producer = RecordProducer::new(&topic.kafka).unwrap();
+    let send = |number: usize| {
+        let (producer, record) = (producer.clone(), order(&topic, "ada", &number.to_string()));
+        tokio::spawn(async move { producer.send(&record).await })
+    };
+    // One is confirmed, so that others are on their way; half of them are sent while there is no broker.
+    let first = send(0).await.unwrap();
+    assert!(first.is_ok(), "{first:?}");
+    let mut sends: Vec<_> = (1..RECORDS / 2).map(send).collect();
+    broker.kill_9();
+    sends.extend((RECORDS / 2..RECORDS).map(send));
+    broker.start_again().unwrap();
+    for sent in sends {
+        let sent = sent.await.unwrap();
+        assert!(sent.is_ok(), "{sent:?}");
+    }
+    let written = topic.records().await;
+    let values: BTreeSet<_> = written.iter().map(|record| record.value.clone()).collect();
+    assert_eq!((written.len(), values.len()), (RECORDS, RECORDS));
+    let totals = producer.close(SOON).await.unwrap();
+    assert_eq!((totals.records, totals.failed), (RECORDS as u64, 0));
 }
