@@ -93,6 +93,8 @@ impl FromStr for HumanDuration {
     }
 }
 
+crate::serde_as_text!(HumanDuration);
+
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;

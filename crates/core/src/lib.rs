@@ -27,6 +27,7 @@
 //! | [`redrive`] | the headers of redriven records |
 //! | [`route`] | where a record goes after an attempt, and with which headers |
 //! | [`scheduler`] | the topics of the scheduler |
+//! | [`serde_as_text!`] | serde for types that are written as text |
 //! | [`mutants`] | planted defects that the tests must catch; absent from normal builds |
 //! | [`terminal`] | foreign text without control characters of terminals |
 //! | [`token_bucket`] | how much may happen per second |
@@ -55,6 +56,7 @@ pub mod record;
 pub mod redrive;
 pub mod route;
 pub mod scheduler;
+mod serde_as_text;
 pub mod terminal;
 pub mod time;
 pub mod token_bucket;

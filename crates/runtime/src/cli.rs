@@ -62,10 +62,10 @@ pub struct CommonArgs {
     #[arg(long = "set", value_name = "KEY=VALUE", value_parser = key_and_value, global = true, help_heading = CONFIGURATION)]
     pub set: Vec<(String, String)>,
     /// Print the effective configuration without secrets and exit
-    #[arg(long, help_heading = CONFIGURATION)]
+    #[arg(long, global = true, help_heading = CONFIGURATION)]
     pub print_config: bool,
     /// Validate the configuration and exit
-    #[arg(long, help_heading = CONFIGURATION)]
+    #[arg(long, global = true, help_heading = CONFIGURATION)]
     pub check: bool,
 }
 

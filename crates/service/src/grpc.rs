@@ -6,7 +6,10 @@ use axum::http::{HeaderMap, Request, header};
 use http_body_util::BodyExt as _;
 use redeliver_proto::error;
 use redeliver_runtime::http_server::BodyTimeout;
-use tonic::{Code, Status};
+use tonic::{Code, Response, Status};
+
+/// What a method of a service returns.
+pub type Reply<T> = Result<Response<T>, Status>;
 
 /// Whether a request uses gRPC.
 #[must_use]

@@ -7,8 +7,8 @@ use axum::http::uri::Authority;
 use redeliver_core::HumanDuration;
 use redeliver_runtime::Config;
 use redeliver_runtime::config::{
-    ClientAuth, Findings, OwnSections, SecretSetting, ServerTlsConfig, Settings, Url, display_from_str,
-    endpoint_url, is_loopback, issuer_url,
+    ClientAuth, Findings, OwnSections, SecretSetting, ServerTlsConfig, Settings, Url, endpoint_url,
+    is_loopback, issuer_url, listen_address,
 };
 use serde::{Deserialize, Serialize};
 
@@ -31,10 +31,7 @@ impl OwnSections for Sections {
 #[serde(default, deny_unknown_fields)]
 pub struct ConsoleConfig {
     /// The address of the pages.
-    #[serde(
-        serialize_with = "display_from_str::serialize",
-        deserialize_with = "display_from_str::listen"
-    )]
+    #[serde(with = "listen_address")]
     pub listen: SocketAddr,
     /// Whether it may listen on other interfaces than loopback without TLS, or without sign-in.
     pub allow_remote: bool,
@@ -53,7 +50,6 @@ pub struct ConsoleConfig {
     /// The file with the keys of cookies, one a line. The first one encrypts. `None`: a random key of this process.
     pub cookie_keys_file: Option<PathBuf>,
     /// How long a viewer stays signed in at most.
-    #[serde(with = "display_from_str")]
     pub session: HumanDuration,
 }
 
@@ -208,11 +204,7 @@ impl ConsoleConfig {
                 "has no effect with sign_in: none; set sign_in, or remove this",
             );
         }
-        let (minute, month) = (
-            HumanDuration::from_secs(60),
-            HumanDuration::from_secs(31 * 86_400),
-        );
-        findings.range("session", self.session, minute..=month);
+        findings.seconds("session", self.session, 60..=31 * 86_400);
     }
 }
 

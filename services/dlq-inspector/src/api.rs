@@ -34,6 +34,7 @@ use redeliver_proto::error::{invalid, status};
 use redeliver_proto::v1::dead_letter_service_server::DeadLetterService;
 use redeliver_proto::{Message, auth, v1};
 use redeliver_service::audit::AuditLog;
+use redeliver_service::grpc::Reply;
 use redeliver_service::memory_budget::{MemoryBudget, Reservation};
 use redeliver_store::{Replica, Writer};
 use tokio::sync::Semaphore;
@@ -139,12 +140,13 @@ pub(crate) struct Groups {
 pub(crate) type ResponseStream<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
 
 impl Api {
-    /// The caller of this request.
-    fn viewer<T>(&self, request: &Request<T>) -> Result<Viewer, Status> {
+    /// Takes a request apart: its caller, and its message.
+    fn open<T>(&self, request: Request<T>) -> Result<(Viewer, T), Status> {
         let reason = auth::reason(request.metadata())
             .ok_or_else(|| invalid(auth::REASON, "is not percent-encoded UTF-8", "REASON_INVALID", []))?;
         group_changes::check_reason(auth::REASON, &reason)?;
-        Viewer::of(request, reason, self.masking.clone())
+        let viewer = Viewer::of(&request, reason, self.masking.clone())?;
+        Ok((viewer, request.into_inner()))
     }
 
     /// Reserves memory for an answer, before anything of it is read.
@@ -176,9 +178,11 @@ impl Api {
         self.reserve(viewer, size).await
     }
 
-    async fn held<T: Message>(&self, viewer: &Viewer, response: Response<T>) -> Result<Response<T>, Status> {
-        let memory = self.hold(viewer, response.get_ref()).await?;
-        Ok(with_memory((response.into_inner(), memory)))
+    /// The response of a call, which holds memory until its client has read it.
+    async fn held<T: Message>(&self, viewer: &Viewer, response: impl Future<Output = Reply<T>>) -> Reply<T> {
+        let message = response.await?.into_inner();
+        let memory = self.hold(viewer, &message).await?;
+        Ok(with_memory((message, memory)))
     }
 
     /// Runs a call and records its duration and its status.
@@ -186,7 +190,7 @@ impl Api {
         &self,
         method: &'static str,
         response: impl Future<Output = Result<T, Status>>,
-    ) -> Result<Response<T>, Status> {
+    ) -> Reply<T> {
         let started = Instant::now();
         let result = response.await;
         let code = result.as_ref().map_or_else(Status::code, |_| Code::Ok);
@@ -208,7 +212,7 @@ impl Api {
         method: &'static str,
         viewer: &Viewer,
         response: impl Future<Output = Result<T, Status>>,
-    ) -> Result<Response<T>, Status> {
+    ) -> Reply<T> {
         let response = async {
             let build = self.shared.build();
             let result = match self.check_caught_up(viewer) {
@@ -223,6 +227,17 @@ impl Api {
             }
         };
         self.observe(method, response).await
+    }
+
+    /// As [`Api::call`], for a call that reserves the memory for its answer itself.
+    async fn call_with_memory<T>(
+        &self,
+        method: &'static str,
+        viewer: &Viewer,
+        response: impl Future<Output = Result<(T, Reservation), Status>>,
+    ) -> Reply<T> {
+        let answer = self.call(method, viewer, response).await?;
+        Ok(with_memory(answer.into_inner()))
     }
 
     fn check_caught_up(&self, viewer: &Viewer) -> Result<(), Status> {
@@ -339,8 +354,7 @@ impl Api {
         let letter = self
             .pool
             .query(move |connection| index::get(connection, &letter_id))
-            .await
-            .map_err(|error| query_failed(&error))?;
+            .await?;
         letter.ok_or_else(|| {
             let completeness = self.completeness_since(&completeness);
             if completeness.covers(&topic, partition, self.clock.now()) {
@@ -357,93 +371,66 @@ impl DeadLetterService for Api {
     async fn list_dead_letters(
         &self,
         request: Request<v1::ListDeadLettersRequest>,
-    ) -> Result<Response<v1::ListDeadLettersResponse>, Status> {
-        let viewer = self.viewer(&request)?;
-        let response = self.list(&viewer, request.into_inner());
-        let answer = self.call("ListDeadLetters", &viewer, response).await;
-        Ok(with_memory(answer?.into_inner()))
+    ) -> Reply<v1::ListDeadLettersResponse> {
+        let (viewer, request) = self.open(request)?;
+        let response = self.list(&viewer, request);
+        self.call_with_memory("ListDeadLetters", &viewer, response).await
     }
 
-    async fn get_dead_letter(
-        &self,
-        request: Request<v1::GetDeadLetterRequest>,
-    ) -> Result<Response<v1::DeadLetter>, Status> {
-        let viewer = self.viewer(&request)?;
-        let response = self.get(&viewer, request.into_inner().id);
-        let answer = self.call("GetDeadLetter", &viewer, response).await;
-        Ok(with_memory(answer?.into_inner()))
+    async fn get_dead_letter(&self, request: Request<v1::GetDeadLetterRequest>) -> Reply<v1::DeadLetter> {
+        let (viewer, request) = self.open(request)?;
+        let response = self.get(&viewer, request.id);
+        self.call_with_memory("GetDeadLetter", &viewer, response).await
     }
 
     type ReadPayloadStream = ResponseStream<v1::ReadPayloadResponse>;
 
-    async fn read_payload(
-        &self,
-        request: Request<v1::ReadPayloadRequest>,
-    ) -> Result<Response<Self::ReadPayloadStream>, Status> {
-        let viewer = self.viewer(&request)?;
-        let response = self.payload(&viewer, request.into_inner().id);
-        let answer = self.call("ReadPayload", &viewer, response).await;
-        Ok(with_memory(answer?.into_inner()))
+    async fn read_payload(&self, request: Request<v1::ReadPayloadRequest>) -> Reply<Self::ReadPayloadStream> {
+        let (viewer, request) = self.open(request)?;
+        let response = self.payload(&viewer, request.id);
+        self.call_with_memory("ReadPayload", &viewer, response).await
     }
 
     async fn get_dead_letter_stats(
         &self,
         request: Request<v1::GetDeadLetterStatsRequest>,
-    ) -> Result<Response<v1::DeadLetterStats>, Status> {
-        let viewer = self.viewer(&request)?;
-        let response = self.stats(&viewer, request.into_inner());
-        let response = self.call("GetDeadLetterStats", &viewer, response).await?;
+    ) -> Reply<v1::DeadLetterStats> {
+        let (viewer, request) = self.open(request)?;
+        let response = self.call("GetDeadLetterStats", &viewer, self.stats(&viewer, request));
         self.held(&viewer, response).await
     }
 
-    async fn list_groups(
-        &self,
-        request: Request<v1::ListGroupsRequest>,
-    ) -> Result<Response<v1::ListGroupsResponse>, Status> {
-        let viewer = self.viewer(&request)?;
-        let response = self.list_of_groups(&viewer, request.into_inner());
-        let response = self.call("ListGroups", &viewer, response).await?;
+    async fn list_groups(&self, request: Request<v1::ListGroupsRequest>) -> Reply<v1::ListGroupsResponse> {
+        let (viewer, request) = self.open(request)?;
+        let response = self.call("ListGroups", &viewer, self.list_of_groups(&viewer, request));
         self.held(&viewer, response).await
     }
 
-    async fn get_group(&self, request: Request<v1::GetGroupRequest>) -> Result<Response<v1::Group>, Status> {
-        let viewer = self.viewer(&request)?;
-        let response = self.group(&viewer, request.into_inner().id);
+    async fn get_group(&self, request: Request<v1::GetGroupRequest>) -> Reply<v1::Group> {
+        let (viewer, request) = self.open(request)?;
+        let response = self.group(&viewer, request.id);
         self.call("GetGroup", &viewer, response).await
     }
 
-    async fn resolve_group(
-        &self,
-        request: Request<v1::ChangeGroupRequest>,
-    ) -> Result<Response<v1::Group>, Status> {
-        let (viewer, request) = (self.viewer(&request)?, request.into_inner());
+    async fn resolve_group(&self, request: Request<v1::ChangeGroupRequest>) -> Reply<v1::Group> {
+        let (viewer, request) = self.open(request)?;
         let response = self.change_group(&viewer, request, Change::Decide(Decided::Resolved));
         self.call("ResolveGroup", &viewer, response).await
     }
 
-    async fn mute_group(
-        &self,
-        request: Request<v1::MuteGroupRequest>,
-    ) -> Result<Response<v1::Group>, Status> {
-        let (viewer, request) = (self.viewer(&request)?, request.into_inner());
-        let response = self.mute(&viewer, request);
-        self.call("MuteGroup", &viewer, response).await
+    async fn mute_group(&self, request: Request<v1::MuteGroupRequest>) -> Reply<v1::Group> {
+        let (viewer, request) = self.open(request)?;
+        self.call("MuteGroup", &viewer, self.mute(&viewer, request)).await
     }
 
-    async fn reopen_group(
-        &self,
-        request: Request<v1::ChangeGroupRequest>,
-    ) -> Result<Response<v1::Group>, Status> {
-        let (viewer, request) = (self.viewer(&request)?, request.into_inner());
+    async fn reopen_group(&self, request: Request<v1::ChangeGroupRequest>) -> Reply<v1::Group> {
+        let (viewer, request) = self.open(request)?;
         let response = self.change_group(&viewer, request, Change::Decide(Decided::Open));
         self.call("ReopenGroup", &viewer, response).await
     }
 
-    async fn annotate_group(
-        &self,
-        request: Request<v1::AnnotateGroupRequest>,
-    ) -> Result<Response<v1::Group>, Status> {
-        let (viewer, request) = (self.viewer(&request)?, request.into_inner());
+    async fn annotate_group(&self, request: Request<v1::AnnotateGroupRequest>) -> Reply<v1::Group> {
+        let (viewer, request) = self.open(request)?;
         let response = self.annotate(&viewer, request);
         self.call("AnnotateGroup", &viewer, response).await
     }
@@ -453,9 +440,9 @@ impl DeadLetterService for Api {
     async fn watch_dead_letters(
         &self,
         request: Request<v1::WatchDeadLettersRequest>,
-    ) -> Result<Response<Self::WatchDeadLettersStream>, Status> {
-        let viewer = self.viewer(&request)?;
-        let response = self.watch(request.get_ref(), viewer.clone());
+    ) -> Reply<Self::WatchDeadLettersStream> {
+        let (viewer, request) = self.open(request)?;
+        let response = self.watch(&request, viewer.clone());
         self.call("WatchDeadLetters", &viewer, response).await
     }
 }
@@ -504,33 +491,36 @@ fn index_incomplete(id: &str) -> Status {
     status(Code::Unavailable, text, "INDEX_INCOMPLETE", [("id", bounded(id))])
 }
 
-fn query_failed(error: &ReadError) -> Status {
-    match error {
-        ReadError::TooLong => status(
-            Code::DeadlineExceeded,
-            format!("query exceeded {} s; narrow the filter", QUERY_TIMEOUT.as_secs()),
-            "QUESTION_TOO_LONG",
-            [],
-        ),
-        ReadError::Busy => status(
-            Code::ResourceExhausted,
-            format!(
-                "other slow queries took more than {} s; retry later, or narrow the filter",
-                QUEUE_TIMEOUT.as_secs()
+/// The index cannot be read.
+impl From<ReadError> for Status {
+    fn from(error: ReadError) -> Self {
+        match error {
+            ReadError::TooLong => status(
+                Code::DeadlineExceeded,
+                format!("query exceeded {} s; narrow the filter", QUERY_TIMEOUT.as_secs()),
+                "QUESTION_TOO_LONG",
+                [],
             ),
-            "TOO_MANY_QUESTIONS",
-            [],
-        ),
-        ReadError::Rebuilding => index_is_damaged(),
-        // The writer rebuilds it within moments.
-        ReadError::Database(source) if index::is_damage(source) => index_is_damaged(),
-        ReadError::ShuttingDown => shutting_down(),
-        ReadError::Database(source) => status(
-            Code::Internal,
-            format!("cannot read the index: {source}"),
-            "INDEX_FAILED",
-            [],
-        ),
+            ReadError::Busy => status(
+                Code::ResourceExhausted,
+                format!(
+                    "other slow queries took more than {} s; retry later, or narrow the filter",
+                    QUEUE_TIMEOUT.as_secs()
+                ),
+                "TOO_MANY_QUESTIONS",
+                [],
+            ),
+            ReadError::Rebuilding => index_is_damaged(),
+            // The writer rebuilds it within moments.
+            ReadError::Database(source) if index::is_damage(&source) => index_is_damaged(),
+            ReadError::ShuttingDown => shutting_down(),
+            ReadError::Database(source) => status(
+                Code::Internal,
+                format!("cannot read the index: {source}"),
+                "INDEX_FAILED",
+                [],
+            ),
+        }
     }
 }
 

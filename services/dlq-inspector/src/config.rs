@@ -12,7 +12,7 @@ use std::path::PathBuf;
 
 use redeliver_runtime::Config;
 use redeliver_runtime::config::{
-    ApiConfig, AuthConfig, Findings, OwnSections, ServerTlsConfig, display_from_str, is_pointer,
+    ApiConfig, AuthConfig, Findings, OwnSections, ServerTlsConfig, is_pointer, listen_address,
     pointer_problem,
 };
 use serde::{Deserialize, Serialize};
@@ -46,10 +46,7 @@ impl OwnSections for Sections {
 #[serde(default, deny_unknown_fields)]
 pub struct DlqInspectorConfig {
     /// The address of the gRPC API.
-    #[serde(
-        serialize_with = "display_from_str::serialize",
-        deserialize_with = "display_from_str::listen"
-    )]
+    #[serde(with = "listen_address")]
     pub listen: SocketAddr,
     /// See [`ApiConfig::token_file`].
     pub token_file: Option<PathBuf>,

@@ -3,7 +3,7 @@
 use redeliver_core::HumanDuration;
 use redeliver_dlq_inspector::DlqInspectorConfig;
 use redeliver_runtime::Config;
-use redeliver_runtime::config::{Findings, OwnSections, display_from_str};
+use redeliver_runtime::config::{Findings, OwnSections};
 use serde::{Deserialize, Serialize};
 
 /// The most headers that are in a column.
@@ -34,15 +34,12 @@ pub struct LakeConfig {
     /// The directory with the tables: an absolute path, or a URL such as `s3://bucket/redeliver`.
     pub location: Option<String>,
     /// How long rows are gathered until they are committed.
-    #[serde(with = "display_from_str")]
     pub flush_interval: HumanDuration,
     /// Maximum size of the rows of all tables in memory, in bytes. Then the largest tables are committed early.
     pub buffer_bytes: u64,
     /// Time between two looks for files that can be merged or deleted.
-    #[serde(with = "display_from_str")]
     pub maintenance_interval: HumanDuration,
     /// How long files stay in the store after they were replaced, for readers of earlier snapshots.
-    #[serde(with = "display_from_str")]
     pub keep_replaced: HumanDuration,
     /// Whether the table of dead letters contains their values.
     pub payloads: bool,
@@ -67,20 +64,10 @@ impl Default for LakeConfig {
 impl LakeConfig {
     /// Reports values that are out of range.
     pub fn check(&self, findings: &mut Findings<'_>) {
-        let hour = HumanDuration::from_secs(3_600);
-        findings.range(
-            "flush_interval",
-            self.flush_interval,
-            HumanDuration::from_millis(100)..=hour,
-        );
-        let day = HumanDuration::from_secs(86_400);
-        findings.range(
-            "maintenance_interval",
-            self.maintenance_interval,
-            HumanDuration::from_secs(1)..=day,
-        );
-        let longest = HumanDuration::from_secs(366 * 86_400);
-        findings.range("keep_replaced", self.keep_replaced, hour..=longest);
+        let (least, hour) = (HumanDuration::from_millis(100), HumanDuration::from_secs(3_600));
+        findings.range("flush_interval", self.flush_interval, least..=hour);
+        findings.seconds("maintenance_interval", self.maintenance_interval, 1..=86_400);
+        findings.seconds("keep_replaced", self.keep_replaced, 3_600..=366 * 86_400);
         // A column of texts has less than 2 GiB.
         findings.range("buffer_bytes", self.buffer_bytes, 1 << 20..=1 << 30);
         if self.headers.len() > MAX_HEADERS || self.headers.iter().any(String::is_empty) {

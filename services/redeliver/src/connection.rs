@@ -27,26 +27,27 @@ pub(crate) struct ConnectionArgs {
     #[command(flatten)]
     credentials: CredentialArgs,
     /// Timeout of a request
-    #[arg(long, value_name = "DURATION", default_value = "30s", help_heading = CONNECTION)]
+    #[arg(long, value_name = "DURATION", default_value = "30s", global = true, help_heading = CONNECTION)]
     timeout: HumanDuration,
 }
 
 #[derive(Clone, Debug, clap::Args)]
 pub(crate) struct CredentialArgs {
     /// File with the token; overrides REDELIVER_TOKEN_FILE (default: token_file of the service)
-    #[arg(long, value_name = "FILE", env = "REDELIVER_TOKEN_FILE", hide_env = true, help_heading = CONNECTION)]
+    #[arg(long, value_name = "FILE", env = "REDELIVER_TOKEN_FILE", hide_env = true, global = true, help_heading = CONNECTION)]
     token_file: Option<PathBuf>,
     /// Send the token without TLS, even to other machines; or REDELIVER_INSECURE=true
     #[arg(
         long,
         env = "REDELIVER_INSECURE",
         hide_env = true,
+        global = true,
         help_heading = CONNECTION,
         value_parser = clap::builder::BoolishValueParser::new()
     )]
     insecure: bool,
     /// Additional CA certificates (PEM) for https; overrides REDELIVER_CA_FILE
-    #[arg(long, value_name = "FILE", env = "REDELIVER_CA_FILE", hide_env = true, help_heading = CONNECTION)]
+    #[arg(long, value_name = "FILE", env = "REDELIVER_CA_FILE", hide_env = true, global = true, help_heading = CONNECTION)]
     ca_file: Option<PathBuf>,
     /// Client certificate (PEM) for https; overrides REDELIVER_CERT_FILE
     #[arg(
@@ -54,6 +55,7 @@ pub(crate) struct CredentialArgs {
         value_name = "FILE",
         env = "REDELIVER_CERT_FILE",
         hide_env = true,
+        global = true,
         help_heading = CONNECTION,
         requires = "key_file"
     )]
@@ -64,6 +66,7 @@ pub(crate) struct CredentialArgs {
         value_name = "FILE",
         env = "REDELIVER_KEY_FILE",
         hide_env = true,
+        global = true,
         help_heading = CONNECTION,
         requires = "cert_file"
     )]

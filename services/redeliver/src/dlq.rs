@@ -45,6 +45,8 @@ pub(crate) use show::{as_json, as_text};
 pub(crate) struct DlqArgs {
     #[command(subcommand)]
     verb: Verb,
+    #[command(flatten)]
+    inspector: InspectorArgs,
 }
 
 #[derive(Subcommand)]
@@ -112,12 +114,13 @@ enum Verb {
     Audit(audit::AuditArgs),
 }
 
+/// How to reach the inspector. The flags can stand behind the verbs of a command.
 #[derive(Args)]
 pub(crate) struct InspectorArgs {
     #[command(flatten)]
     common: CommonArgs,
     /// URL of the inspector, such as http://inspector:50051; overrides REDELIVER_DLQ (default: dlq_inspector.listen)
-    #[arg(long, value_name = "URL", env = "REDELIVER_DLQ", hide_env = true, help_heading = CONNECTION)]
+    #[arg(long, value_name = "URL", env = "REDELIVER_DLQ", hide_env = true, global = true, help_heading = CONNECTION)]
     server: Option<String>,
     #[command(flatten)]
     connection: ConnectionArgs,
@@ -193,8 +196,6 @@ struct ListArgs {
     complete: CompleteArgs,
     #[command(flatten)]
     output: OutputArgs,
-    #[command(flatten)]
-    inspector: InspectorArgs,
 }
 
 #[derive(Args)]
@@ -219,8 +220,6 @@ struct ShowArgs {
     complete: CompleteArgs,
     #[command(flatten)]
     output: OutputArgs,
-    #[command(flatten)]
-    inspector: InspectorArgs,
 }
 
 #[derive(Args)]
@@ -237,8 +236,6 @@ struct WatchArgs {
     reason: ReasonArgs,
     #[command(flatten)]
     output: OutputArgs,
-    #[command(flatten)]
-    inspector: InspectorArgs,
 }
 
 #[derive(Args)]
@@ -249,8 +246,6 @@ struct StatsArgs {
     complete: CompleteArgs,
     #[command(flatten)]
     output: OutputArgs,
-    #[command(flatten)]
-    inspector: InspectorArgs,
 }
 
 impl Verb {
@@ -296,23 +291,7 @@ impl Verb {
 }
 
 pub(crate) fn main(args: &DlqArgs) -> ExitCode {
-    let inspector = match &args.verb {
-        Verb::Ls(args) => &args.inspector,
-        Verb::Show(args) => &args.inspector,
-        Verb::Watch(args) => &args.inspector,
-        Verb::Export(args) => &args.inspector,
-        Verb::Stats(args) => &args.inspector,
-        Verb::Count(args) => &args.inspector,
-        Verb::Groups(args) => &args.inspector,
-        Verb::Group(args) => args.inspector(),
-        Verb::Redrive(args) => args.inspector(),
-        Verb::Edit(args) => &args.run.inspector,
-        Verb::Import(args) => &args.run.inspector,
-        Verb::Redrives(args) => args.inspector(),
-        Verb::Discard(args) | Verb::Restore(args) => args.inspector(),
-        Verb::Audit(args) => &args.inspector,
-    };
-    with_inspector(inspector, args.verb.reason(), async |endpoint, service| {
+    with_inspector(&args.inspector, args.verb.reason(), async |endpoint, service| {
         let connect = async || {
             if args.verb.changes() {
                 return connect_to_change(endpoint, service).await;
@@ -322,6 +301,7 @@ pub(crate) fn main(args: &DlqArgs) -> ExitCode {
         };
         let dead_letters = async || Ok::<_, CliError>(DeadLetterClient::new(&connect().await?));
         let redrives = async || Ok::<_, CliError>(RedriveClient::new(&connect().await?));
+        let timeout = args.inspector.connection.timeout();
         let done: Result<ExitCode, CliError> = async {
             match &args.verb {
                 Verb::Ls(args) => list(&dead_letters().await?, args).await,
@@ -329,7 +309,7 @@ pub(crate) fn main(args: &DlqArgs) -> ExitCode {
                 Verb::Watch(args) => watch::run(&dead_letters().await?, args).await,
                 Verb::Export(args) => {
                     let target = args.target()?;
-                    export::run(&dead_letters().await?, args, target).await
+                    export::run(&dead_letters().await?, args, target, timeout).await
                 }
                 Verb::Stats(args) => stats(&dead_letters().await?, args).await,
                 Verb::Count(args) => count::run(&dead_letters().await?, args).await,

@@ -75,7 +75,7 @@ pub(crate) struct SchedulerArgs {
     #[command(flatten)]
     pub(crate) common: CommonArgs,
     /// URL of the scheduler, such as http://scheduler:50052; overrides REDELIVER_SCHEDULER (default: scheduler.listen)
-    #[arg(long, value_name = "URL", env = "REDELIVER_SCHEDULER", hide_env = true, help_heading = CONNECTION)]
+    #[arg(long, value_name = "URL", env = "REDELIVER_SCHEDULER", hide_env = true, global = true, help_heading = CONNECTION)]
     server: Option<String>,
     #[command(flatten)]
     connection: ConnectionArgs,

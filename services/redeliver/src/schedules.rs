@@ -27,6 +27,8 @@ use crate::pages::read_pages;
 pub(crate) struct SchedulesArgs {
     #[command(subcommand)]
     verb: Verb,
+    #[command(flatten)]
+    scheduler: SchedulerArgs,
 }
 
 #[derive(Subcommand)]
@@ -72,8 +74,6 @@ struct IdArgs {
     id: String,
     #[command(flatten)]
     output: OutputArgs,
-    #[command(flatten)]
-    scheduler: SchedulerArgs,
 }
 
 #[derive(Args)]
@@ -95,8 +95,6 @@ struct CreateArgs {
     reason: ReasonArgs,
     #[command(flatten)]
     output: OutputArgs,
-    #[command(flatten)]
-    scheduler: SchedulerArgs,
 }
 
 #[derive(Args)]
@@ -124,8 +122,6 @@ struct UpdateArgs {
     reason: ReasonArgs,
     #[command(flatten)]
     output: OutputArgs,
-    #[command(flatten)]
-    scheduler: SchedulerArgs,
 }
 
 #[derive(Args)]
@@ -138,8 +134,6 @@ struct ListArgs {
     limit: u32,
     #[command(flatten)]
     output: OutputArgs,
-    #[command(flatten)]
-    scheduler: SchedulerArgs,
 }
 
 #[derive(Args)]
@@ -152,62 +146,49 @@ struct ResumeArgs {
 }
 
 pub(crate) fn main(args: &SchedulesArgs) -> ExitCode {
-    let common = match &args.verb {
-        Verb::Create(args) => &args.scheduler.common,
-        Verb::Set(args) => &args.schedule.scheduler.common,
-        Verb::Update(args) => &args.scheduler.common,
-        Verb::Ls(args) => &args.scheduler.common,
-        Verb::Get(args) => &args.scheduler.common,
-        Verb::Pause(args) | Verb::Trigger(args) | Verb::Delete(args) => &args.schedule.scheduler.common,
-        Verb::Resume(args) => &args.change.schedule.scheduler.common,
-        Verb::Preview(args) => args.common(),
-    };
-    let config: Config = match common.configure(|_| Ok(())) {
+    let config: Config = match args.scheduler.common.configure(|_| Ok(())) {
         Ok(config) => config,
         Err(code) => return code,
     };
+    let scheduler = Scheduler {
+        config: &config,
+        args: &args.scheduler,
+    };
     conclude(async {
         match &args.verb {
-            Verb::Create(args) => create(&config, args).await,
-            Verb::Set(args) => set(&config, args).await,
-            Verb::Update(args) => update(&config, args).await,
-            Verb::Ls(args) => list(&config, args).await,
-            Verb::Get(args) => get(&config, args).await,
-            Verb::Pause(args) => pause(&config, args).await,
-            Verb::Resume(args) => resume(&config, args).await,
-            Verb::Trigger(args) => trigger(&config, args).await,
-            Verb::Preview(args) => preview::run(&config, args).await,
-            Verb::Delete(args) => delete(&config, args).await,
+            Verb::Create(args) => create(scheduler, args).await,
+            Verb::Set(args) => set(scheduler, args).await,
+            Verb::Update(args) => update(scheduler, args).await,
+            Verb::Ls(args) => list(scheduler, args).await,
+            Verb::Get(args) => get(scheduler, args).await,
+            Verb::Pause(args) => pause(scheduler, args).await,
+            Verb::Resume(args) => resume(scheduler, args).await,
+            Verb::Trigger(args) => trigger(scheduler, args).await,
+            Verb::Preview(args) => preview::run(scheduler, args).await,
+            Verb::Delete(args) => delete(scheduler, args).await,
         }
     })
 }
 
-impl SchedulerArgs {
-    async fn connect_to_schedules(&self, config: &Config) -> Result<ScheduleClient, CliError> {
-        let service = scheduler(config);
-        let connected = ScheduleClient::connect(&self.endpoint(&service)?).await;
+/// The scheduler, and the configuration.
+#[derive(Clone, Copy)]
+struct Scheduler<'a> {
+    config: &'a Config,
+    args: &'a SchedulerArgs,
+}
+
+impl Scheduler<'_> {
+    async fn connect(self) -> Result<ScheduleClient, CliError> {
+        let service = scheduler(self.config);
+        let connected = ScheduleClient::connect(&self.args.endpoint(&service)?).await;
         connected.map_err(|error| service.failure(error))
     }
 
-    async fn connect_to_change_schedules(
-        &self,
-        config: &Config,
-        reason: &ReasonArgs,
-    ) -> Result<ScheduleClient, CliError> {
-        let service = scheduler(config);
-        let endpoint = reason.add_to(self.endpoint(&service)?);
-        Ok(ScheduleClient::new(
-            &connect_to_change(&endpoint, &service).await?,
-        ))
-    }
-}
-
-impl ChangeArgs {
-    async fn connect(&self, config: &Config) -> Result<ScheduleClient, CliError> {
-        self.schedule
-            .scheduler
-            .connect_to_change_schedules(config, &self.reason)
-            .await
+    async fn connect_to_change(self, reason: &ReasonArgs) -> Result<ScheduleClient, CliError> {
+        let service = scheduler(self.config);
+        let endpoint = reason.add_to(self.args.endpoint(&service)?);
+        let connection = connect_to_change(&endpoint, &service).await?;
+        Ok(ScheduleClient::new(&connection))
     }
 }
 
@@ -239,14 +220,11 @@ fn print_schedule(format: Format, schedule: &Schedule) {
     print_item(format, || as_text(schedule), || as_json(schedule));
 }
 
-async fn create(config: &Config, args: &CreateArgs) -> Result<ExitCode, CliError> {
-    let definition = args.definition.read(config)?;
+async fn create(scheduler: Scheduler<'_>, args: &CreateArgs) -> Result<ExitCode, CliError> {
+    let definition = args.definition.read(scheduler.config)?;
     definition.check_state(ScheduleState::Active)?;
     let id = named(args.id.as_deref(), definition.id.as_deref())?;
-    let client = args
-        .scheduler
-        .connect_to_change_schedules(config, &args.reason)
-        .await?;
+    let client = scheduler.connect_to_change(&args.reason).await?;
     let request = CreateScheduleRequest {
         id: id.to_owned(),
         spec: Some(definition.spec),
@@ -256,19 +234,13 @@ async fn create(config: &Config, args: &CreateArgs) -> Result<ExitCode, CliError
     Ok(ExitCode::SUCCESS)
 }
 
-async fn set(config: &Config, args: &SetArgs) -> Result<ExitCode, CliError> {
-    let IdArgs {
-        id,
-        output,
-        scheduler,
-    } = &args.schedule;
-    let client = scheduler
-        .connect_to_change_schedules(config, &args.reason)
-        .await?;
+async fn set(scheduler: Scheduler<'_>, args: &SetArgs) -> Result<ExitCode, CliError> {
+    let IdArgs { id, output } = &args.schedule;
+    let client = scheduler.connect_to_change(&args.reason).await?;
     let known = client.get(id).await?.ok_or_else(|| not_found(id))?;
     let mut spec = known.spec.unwrap_or_default();
     args.changes
-        .apply(&mut spec, &definition::default_zone(config)?)?;
+        .apply(&mut spec, &definition::default_zone(scheduler.config)?)?;
     // A concurrent change would be lost otherwise.
     let schedule = change(&client, id, spec, Some(known.revision)).await?;
     print_schedule(output.format, &schedule);
@@ -290,13 +262,10 @@ async fn change(
     changed.map_err(|error| failure(id, error))
 }
 
-async fn update(config: &Config, args: &UpdateArgs) -> Result<ExitCode, CliError> {
-    let definition = read_definition(config, &args.file)?;
+async fn update(scheduler: Scheduler<'_>, args: &UpdateArgs) -> Result<ExitCode, CliError> {
+    let definition = read_definition(scheduler.config, &args.file)?;
     let id = named(args.id.as_deref(), definition.id.as_deref())?;
-    let client = args
-        .scheduler
-        .connect_to_change_schedules(config, &args.reason)
-        .await?;
+    let client = scheduler.connect_to_change(&args.reason).await?;
     let mut expected = args.expected_revision.or(definition.revision);
     if definition.state.is_some()
         && let Some(known) = client.get(id).await?
@@ -310,8 +279,8 @@ async fn update(config: &Config, args: &UpdateArgs) -> Result<ExitCode, CliError
     Ok(ExitCode::SUCCESS)
 }
 
-async fn list(config: &Config, args: &ListArgs) -> Result<ExitCode, CliError> {
-    let client = args.scheduler.connect_to_schedules(config).await?;
+async fn list(scheduler: Scheduler<'_>, args: &ListArgs) -> Result<ExitCode, CliError> {
+    let client = scheduler.connect().await?;
     let (format, mut unreadable) = (args.output.format, Vec::new());
     let pages = read_pages(args.limit, format, as_json, async |page_size, page_token| {
         let request = ListSchedulesRequest {
@@ -344,8 +313,8 @@ async fn list(config: &Config, args: &ListArgs) -> Result<ExitCode, CliError> {
     Ok(ExitCode::SUCCESS)
 }
 
-async fn get(config: &Config, args: &IdArgs) -> Result<ExitCode, CliError> {
-    let client = args.scheduler.connect_to_schedules(config).await?;
+async fn get(scheduler: Scheduler<'_>, args: &IdArgs) -> Result<ExitCode, CliError> {
+    let client = scheduler.connect().await?;
     let schedule = client.get(&args.id).await?.ok_or_else(|| not_found(&args.id))?;
     print_item(
         args.output.format,
@@ -355,8 +324,8 @@ async fn get(config: &Config, args: &IdArgs) -> Result<ExitCode, CliError> {
     Ok(ExitCode::SUCCESS)
 }
 
-async fn pause(config: &Config, args: &ChangeArgs) -> Result<ExitCode, CliError> {
-    let client = args.connect(config).await?;
+async fn pause(scheduler: Scheduler<'_>, args: &ChangeArgs) -> Result<ExitCode, CliError> {
+    let client = scheduler.connect_to_change(&args.reason).await?;
     let request = PauseScheduleRequest {
         id: args.schedule.id.clone(),
     };
@@ -366,9 +335,9 @@ async fn pause(config: &Config, args: &ChangeArgs) -> Result<ExitCode, CliError>
     Ok(ExitCode::SUCCESS)
 }
 
-async fn resume(config: &Config, args: &ResumeArgs) -> Result<ExitCode, CliError> {
-    let IdArgs { id, output, .. } = &args.change.schedule;
-    let client = args.change.connect(config).await?;
+async fn resume(scheduler: Scheduler<'_>, args: &ResumeArgs) -> Result<ExitCode, CliError> {
+    let IdArgs { id, output } = &args.change.schedule;
+    let client = scheduler.connect_to_change(&args.change.reason).await?;
     let request = ResumeScheduleRequest {
         id: id.clone(),
         catch_up: args.catch_up,
@@ -389,8 +358,8 @@ fn skipped(count: u64) -> String {
     format!("skipped {count} occurrence{plural} of the pause")
 }
 
-async fn trigger(config: &Config, args: &ChangeArgs) -> Result<ExitCode, CliError> {
-    let client = args.connect(config).await?;
+async fn trigger(scheduler: Scheduler<'_>, args: &ChangeArgs) -> Result<ExitCode, CliError> {
+    let client = scheduler.connect_to_change(&args.reason).await?;
     let triggered = client.trigger(&args.schedule.id).await;
     let job = triggered.map_err(|error| failure(&args.schedule.id, error))?;
     print_item(
@@ -401,8 +370,8 @@ async fn trigger(config: &Config, args: &ChangeArgs) -> Result<ExitCode, CliErro
     Ok(ExitCode::SUCCESS)
 }
 
-async fn delete(config: &Config, args: &ChangeArgs) -> Result<ExitCode, CliError> {
-    let client = args.connect(config).await?;
+async fn delete(scheduler: Scheduler<'_>, args: &ChangeArgs) -> Result<ExitCode, CliError> {
+    let client = scheduler.connect_to_change(&args.reason).await?;
     if !client.delete(&args.schedule.id).await? {
         return Err(not_found(&args.schedule.id));
     }

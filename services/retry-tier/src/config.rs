@@ -2,7 +2,7 @@
 
 use redeliver_core::HumanDuration;
 use redeliver_runtime::Config;
-use redeliver_runtime::config::{Findings, OwnSections, display_from_str};
+use redeliver_runtime::config::{Findings, OwnSections};
 use serde::{Deserialize, Serialize};
 
 /// The section of the retry tier.
@@ -24,7 +24,6 @@ impl OwnSections for Sections {
 #[serde(default, deny_unknown_fields)]
 pub struct RetryTierConfig {
     /// The tiers to serve. Default: all tiers of all pipelines.
-    #[serde(with = "display_from_str::optional_list")]
     pub tiers: Option<Vec<HumanDuration>>,
     /// Whether leftover tiers are served too. Default: true unless `tiers` is set.
     pub leftovers: Option<bool>,

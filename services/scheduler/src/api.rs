@@ -12,6 +12,7 @@
 //! | `limits` | limits for clients |
 //! | `hosts` | the hosts that requests may name |
 //! | `rates` | the rate of requests of each caller |
+//! | `call` | what all operations need of a request |
 //! | `changes` | records who changes schedules and jobs |
 //! | `body_budget` | the memory for the bodies of all requests |
 //! | `grpc` | `redeliver.v1.JobService` |
@@ -65,6 +66,7 @@ use crate::index::Index;
 use crate::service::max_waiting;
 
 mod body_budget;
+mod call;
 mod changes;
 mod completeness;
 mod control;

@@ -46,6 +46,7 @@ struct GroupLabel {
 }
 
 families! {
+    #[derive(Clone)]
     struct Families {
         received: Counter = "scheduler_received", "Records read from the ingest topic";
         too_old_timestamps: Counter = "scheduler_too_old_timestamps",
@@ -100,152 +101,102 @@ impl SchedulerFamilies {
     }
 
     pub(crate) fn of(&self, lane: &str, group: &str) -> SchedulerMetrics {
-        let families = &self.families;
-        let by_outcome =
-            |family: &Family<_, Counter>, outcome| family.get_or_create(&OutcomeLabel { outcome }).clone();
-        let command = |outcome| by_outcome(&families.commands, outcome);
-        let occurrence = |outcome| by_outcome(&families.occurrences, outcome);
-        let ended = |outcome| by_outcome(&families.ended, outcome);
-        let label = LaneLabel {
+        let metrics = SchedulerMetrics {
+            families: self.families.clone(),
             lane: lane.to_owned(),
-        };
-        SchedulerMetrics {
-            received: families.received.clone(),
-            too_old_timestamps: families.too_old_timestamps.clone(),
-            accepted: command("accepted"),
-            duplicates: command("duplicate"),
-            conflicts: command("conflict"),
-            rejected: command("rejected"),
-            no_room: command("no_room"),
-            over_quota: command("over_quota"),
-            forwarded: command("forwarded"),
-            cancelled: command("cancelled"),
-            rescheduled: command("rescheduled"),
-            replaced: command("replaced"),
-            schedules_changed: command("schedule_changed"),
-            occurrences: occurrence("created"),
-            skipped_occurrences: occurrence("skipped"),
-            postponed_occurrences: occurrence("postponed"),
-            refused: command("refused"),
-            dispatched: ended("dispatched"),
-            expired: ended("expired"),
-            dead_letters: families.dead_letters.clone(),
-            released_early: families.released_early.clone(),
-            forgotten: families.forgotten.clone(),
-            known_keys: families.known_keys.clone(),
-            lateness: families.lateness.clone(),
-            window_jobs: families.window_jobs.get_or_create(&label).clone(),
-            index_lag: families.index_lag.get_or_create(&label).clone(),
-            live: families.live.get_or_create(&label).clone(),
-            index_memory: families.index_memory.clone(),
-            dead: ended("dead"),
-            given_up: ended("given_up"),
-            lane: lane.to_owned(),
-            blocked_jobs: families.blocked_jobs.clone(),
-            unavailable_seconds: families.unavailable_seconds.clone(),
-            rate_limited: families.rate_limited.clone(),
-            paused: families.paused.clone(),
             due: self.due.signal(GroupLabel {
                 group: group.to_owned(),
             }),
-        }
+        };
+        // All series exist from the start: an alert on the rate of a counter would miss the increment that creates it.
+        metrics.count(Tally::default(), Timestamp::from_millis(0));
+        metrics.gauges(0, 0, 0);
+        metrics
     }
 }
 
 /// The metrics of one lane.
 pub(crate) struct SchedulerMetrics {
-    pub(crate) received: Counter,
-    too_old_timestamps: Counter,
-    accepted: Counter,
-    duplicates: Counter,
-    conflicts: Counter,
-    rejected: Counter,
-    no_room: Counter,
-    over_quota: Counter,
-    forwarded: Counter,
-    cancelled: Counter,
-    rescheduled: Counter,
-    replaced: Counter,
-    schedules_changed: Counter,
-    occurrences: Counter,
-    skipped_occurrences: Counter,
-    postponed_occurrences: Counter,
-    refused: Counter,
-    dispatched: Counter,
-    expired: Counter,
-    dead_letters: Family<CodeLabel, Counter>,
-    released_early: Counter,
-    forgotten: Counter,
-    pub(crate) known_keys: Gauge,
-    lateness: Histogram,
-    window_jobs: Gauge,
-    index_lag: Gauge,
-    live: Gauge,
-    index_memory: Gauge<f64, AtomicU64>,
-    dead: Counter,
-    given_up: Counter,
+    families: Families,
     lane: String,
-    blocked_jobs: Family<BlockedLabel, Gauge>,
-    unavailable_seconds: Family<BlockedLabel, Gauge<f64, AtomicU64>>,
-    rate_limited: Family<AppLabel, Gauge>,
-    paused: Family<AppLabel, Gauge>,
     pub(crate) due: DueSignal,
 }
 
 impl SchedulerMetrics {
+    /// Counts a record of the ingest topic.
+    pub(crate) fn received(&self) {
+        self.families.received.inc();
+    }
+
+    /// The number of keys of one of the shards.
+    pub(crate) fn known_keys(&self) -> GaugeShare {
+        GaugeShare::new(self.families.known_keys.clone())
+    }
+
     pub(crate) fn count(&self, tally: Tally, now: Timestamp) {
-        self.too_old_timestamps.inc_by(tally.too_old_timestamps);
-        self.accepted.inc_by(tally.accepted);
-        self.duplicates.inc_by(tally.duplicates);
-        self.conflicts.inc_by(tally.conflicts);
-        self.rejected.inc_by(tally.rejected);
-        self.no_room.inc_by(tally.no_room);
-        self.over_quota.inc_by(tally.over_quota);
-        self.forwarded.inc_by(tally.forwarded);
-        self.cancelled.inc_by(tally.cancelled);
-        self.rescheduled.inc_by(tally.rescheduled);
-        self.replaced.inc_by(tally.replaced);
-        self.schedules_changed.inc_by(tally.schedules_changed);
-        self.occurrences.inc_by(tally.occurrences);
-        self.skipped_occurrences.inc_by(tally.skipped_occurrences);
-        self.postponed_occurrences.inc_by(tally.postponed_occurrences);
-        self.refused.inc_by(tally.refused);
-        self.expired.inc_by(tally.expired);
-        self.dead.inc_by(tally.dead);
-        self.given_up.inc_by(tally.given_up);
-        self.released_early.inc_by(tally.released_early);
-        self.forgotten.inc_by(tally.forgotten);
-        self.dispatched.inc_by(tally.dispatched.len() as u64);
+        let families = &self.families;
+        let add = |family: &Family<OutcomeLabel, Counter>, outcomes: &[(&'static str, u64)]| {
+            for &(outcome, count) in outcomes {
+                family.get_or_create(&OutcomeLabel { outcome }).inc_by(count);
+            }
+        };
+        let commands = [
+            ("accepted", tally.accepted),
+            ("duplicate", tally.duplicates),
+            ("conflict", tally.conflicts),
+            ("rejected", tally.rejected),
+            ("no_room", tally.no_room),
+            ("over_quota", tally.over_quota),
+            ("forwarded", tally.forwarded),
+            ("cancelled", tally.cancelled),
+            ("rescheduled", tally.rescheduled),
+            ("replaced", tally.replaced),
+            ("schedule_changed", tally.schedules_changed),
+            ("refused", tally.refused),
+        ];
+        add(&families.commands, &commands);
+        let occurrences = [
+            ("created", tally.occurrences),
+            ("skipped", tally.skipped_occurrences),
+            ("postponed", tally.postponed_occurrences),
+        ];
+        add(&families.occurrences, &occurrences);
+        let ended = [
+            ("dispatched", tally.dispatched.len() as u64),
+            ("expired", tally.expired),
+            ("dead", tally.dead),
+            ("given_up", tally.given_up),
+        ];
+        add(&families.ended, &ended);
+        families.too_old_timestamps.inc_by(tally.too_old_timestamps);
+        families.released_early.inc_by(tally.released_early);
+        families.forgotten.inc_by(tally.forgotten);
         for job in tally.dispatched {
-            self.lateness.observe(now.since(job.ready).as_secs_f64());
+            families.lateness.observe(now.since(job.ready).as_secs_f64());
         }
     }
 
     /// Counts dead letters with this error code.
     pub(crate) fn dead_letters(&self, code: String, count: u64) {
-        self.dead_letters.get_or_create(&CodeLabel { code }).inc_by(count);
+        let counter = self.families.dead_letters.get_or_create(&CodeLabel { code });
+        counter.inc_by(count);
     }
 
     pub(crate) fn index_memory(&self, share: Option<f64>) {
-        self.index_memory.set(share.unwrap_or_default());
-    }
-
-    fn blocked_label(&self, app: &str, topic: &str) -> BlockedLabel {
-        BlockedLabel {
-            lane: self.lane.clone(),
-            app: app.to_owned(),
-            topic: topic.to_owned(),
-        }
+        self.families.index_memory.set(share.unwrap_or_default());
     }
 
     /// Sets how many jobs wait for a topic, and for how long it has been missing.
     pub(crate) fn set_blocked(&self, app: &str, topic: &str, jobs: usize, lasting: Duration) {
-        let label = self.blocked_label(app, topic);
-        let jobs = i64::try_from(jobs).unwrap_or(i64::MAX);
-        self.blocked_jobs.get_or_create(&label).set(jobs);
-        self.unavailable_seconds
-            .get_or_create(&label)
-            .set(lasting.as_secs_f64());
+        let label = BlockedLabel {
+            lane: self.lane.clone(),
+            app: app.to_owned(),
+            topic: topic.to_owned(),
+        };
+        let families = &self.families;
+        families.blocked_jobs.get_or_create(&label).set(number(jobs));
+        let seconds = families.unavailable_seconds.get_or_create(&label);
+        seconds.set(lasting.as_secs_f64());
     }
 
     /// Sets the number of jobs that wait for a topic to zero.
@@ -255,12 +206,12 @@ impl SchedulerMetrics {
 
     /// Sets how many jobs of an application are rate-limited.
     pub(crate) fn set_rate_limited(&self, app: &str, jobs: usize) {
-        self.set_jobs(&self.rate_limited, app, jobs);
+        self.set_jobs(&self.families.rate_limited, app, jobs);
     }
 
     /// Sets how many jobs wait because their application is paused.
     pub(crate) fn set_paused(&self, app: &str, jobs: usize) {
-        self.set_jobs(&self.paused, app, jobs);
+        self.set_jobs(&self.families.paused, app, jobs);
     }
 
     fn set_jobs(&self, gauges: &Family<AppLabel, Gauge>, app: &str, jobs: usize) {
@@ -268,16 +219,22 @@ impl SchedulerMetrics {
             lane: self.lane.clone(),
             app: app.to_owned(),
         };
-        let jobs = i64::try_from(jobs).unwrap_or(i64::MAX);
-        gauges.get_or_create(&label).set(jobs);
+        gauges.get_or_create(&label).set(number(jobs));
     }
 
     pub(crate) fn gauges(&self, window_jobs: usize, index_lag: usize, live: usize) {
-        let number = |count| i64::try_from(count).unwrap_or(i64::MAX);
-        self.window_jobs.set(number(window_jobs));
-        self.index_lag.set(number(index_lag));
-        self.live.set(number(live));
+        let label = LaneLabel {
+            lane: self.lane.clone(),
+        };
+        let set = |family: &Family<_, Gauge>, count| family.get_or_create(&label).set(number(count));
+        set(&self.families.window_jobs, window_jobs);
+        set(&self.families.index_lag, index_lag);
+        set(&self.families.live, live);
     }
+}
+
+fn number(count: usize) -> i64 {
+    i64::try_from(count).unwrap_or(i64::MAX)
 }
 
 /// One of several parts whose sum a gauge shows. It counts until it is dropped.

@@ -20,7 +20,7 @@ use crate::index::{Index, MemoryPressure, Usage};
 use crate::index_messages::IndexRequest;
 use crate::indexer::{IndexResponses, ShardIndexer};
 use crate::limits::{MemoryShare, ProcessLimits};
-use crate::metrics::{GaugeShare, SchedulerMetrics};
+use crate::metrics::SchedulerMetrics;
 use crate::readiness::ShardReadiness;
 use crate::settings::Settings;
 use crate::shard::{Obstacle, Shard, Target};
@@ -348,7 +348,7 @@ impl<I: Index> Processor for Scheduler<I> {
             responses: self.responses.clone(),
             readiness: self.readiness.clone(),
             limits: self.limits.clone(),
-            known_keys: GaugeShare::new(self.metrics.known_keys.clone()),
+            known_keys: self.metrics.known_keys(),
             cancelled: cancelled.clone(),
         };
         self.readiness.add(assignment, partition);
@@ -403,7 +403,7 @@ impl<I: Index> Processor for Scheduler<I> {
 
     fn accept(&mut self, assignment: AssignmentId, record: Record, _of_round: Timestamp) {
         if let Some(handle) = self.lane.shards.get_mut(&assignment) {
-            self.metrics.received.inc();
+            self.metrics.received();
             // The round may have begun before the record was written. A delay must not count from then.
             match self.clock.confirmed() {
                 Some(now) if handle.deferred.is_empty() => handle.shard.accept(record, now),

@@ -3,8 +3,8 @@
 use redeliver_core::HumanDuration;
 use serde::{Deserialize, Serialize};
 
+use super::Config;
 use super::error::Findings;
-use super::{Config, display_from_str};
 
 /// The default name of the audit topic, after `kafka.id_prefix`.
 pub const AUDIT_TOPIC: &str = "redeliver.audit";
@@ -16,7 +16,6 @@ pub struct AuditConfig {
     /// The topic with an entry for each change and each disclosure. `None`: `redeliver.audit`, after `kafka.id_prefix`.
     pub topic: Option<String>,
     /// The retention with which the topic is created.
-    #[serde(with = "display_from_str")]
     pub retention: HumanDuration,
 }
 
@@ -34,9 +33,8 @@ impl AuditConfig {
         if let Some(topic) = &self.topic {
             findings.topic("topic", topic);
         }
-        let day = HumanDuration::from_secs(86_400);
-        let century = HumanDuration::from_secs(36_500 * 86_400);
-        findings.range("retention", self.retention, day..=century);
+        let day = 86_400;
+        findings.seconds("retention", self.retention, day..=36_500 * day);
     }
 }
 

@@ -3,7 +3,6 @@
 use redeliver_core::HumanDuration;
 use serde::{Deserialize, Serialize};
 
-use super::display_from_str;
 use super::error::Findings;
 
 /// `pipelines.<name>.http.batch`.
@@ -16,7 +15,7 @@ pub struct BatchConfig {
     #[serde(default = "default_bytes")]
     pub bytes: u64,
     /// For how long a call waits for more records.
-    #[serde(with = "display_from_str", default = "default_wait")]
+    #[serde(default = "default_wait")]
     pub wait: HumanDuration,
     /// How values are written.
     #[serde(default)]
@@ -46,7 +45,6 @@ impl BatchConfig {
     pub(super) fn check(&self, findings: &mut Findings<'_>) {
         findings.range("records", self.records, 1..=10_000);
         findings.range("bytes", self.bytes, 1..=1 << 30);
-        let longest = HumanDuration::from_secs(60);
-        findings.range("wait", self.wait, HumanDuration::from_millis(0)..=longest);
+        findings.seconds("wait", self.wait, 0..=60);
     }
 }

@@ -3,7 +3,6 @@
 use redeliver_core::HumanDuration;
 use serde::{Deserialize, Serialize};
 
-use super::display_from_str;
 use super::error::Findings;
 
 /// `pipelines.<name>.breaker`.
@@ -16,11 +15,9 @@ pub struct BreakerConfig {
     /// The share of failures that opens the breaker as soon as there are enough calls. `None`: `failures` always decides.
     pub rate: Option<FailureRateConfig>,
     /// Maximum delay between two probes while the breaker is open. Delays start at 1 s and double.
-    #[serde(with = "display_from_str")]
     pub open_max: HumanDuration,
     /// For how long no other record may have been probed, and how long a record is probed, before its failure counts as a
     /// failed attempt.
-    #[serde(with = "display_from_str")]
     pub poison_after: HumanDuration,
 }
 
@@ -32,7 +29,7 @@ pub struct FailureRateConfig {
     #[serde(default = "default_share")]
     pub share: f64,
     /// The time whose calls count.
-    #[serde(with = "display_from_str", default = "default_window")]
+    #[serde(default = "default_window")]
     pub window: HumanDuration,
     /// How many calls there must have been in the window. With fewer, [`BreakerConfig::failures`] decides.
     #[serde(default = "default_calls")]
@@ -75,17 +72,12 @@ impl Default for BreakerConfig {
 impl BreakerConfig {
     pub(super) fn check(&self, findings: &mut Findings<'_>) {
         findings.range("failures", self.failures, 0..=1_000);
-        let (second, day) = (HumanDuration::from_secs(1), HumanDuration::from_secs(86_400));
-        findings.range(
-            "open_max",
-            self.open_max,
-            second..=HumanDuration::from_secs(3_600),
-        );
-        findings.range("poison_after", self.poison_after, second..=day);
+        findings.seconds("open_max", self.open_max, 1..=3_600);
+        findings.seconds("poison_after", self.poison_after, 1..=86_400);
         let Some(rate) = &self.rate else { return };
         findings.inside("rate", |at| {
             at.range("share", rate.share, 0.01..=0.99);
-            at.range("window", rate.window, second..=HumanDuration::from_secs(600));
+            at.seconds("window", rate.window, 1..=600);
             at.range("calls", rate.calls, 1..=100_000);
         });
     }

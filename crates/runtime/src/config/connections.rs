@@ -3,7 +3,6 @@
 use redeliver_core::HumanDuration;
 use serde::{Deserialize, Serialize};
 
-use super::display_from_str;
 use super::error::Findings;
 use super::http_request::{ProxyChoice, proxy_choice};
 use super::secret::Url;
@@ -16,10 +15,8 @@ pub struct ConnectionsConfig {
     pub version: HttpVersion,
     /// For how long a connection that is not used stays open. It should be shorter than the endpoint's own limit, because a
     /// request on a connection that the endpoint closes at this moment fails.
-    #[serde(with = "display_from_str")]
     pub idle_timeout: HumanDuration,
     /// For how long a connection is used, so that new processes of the endpoint get their share of the calls.
-    #[serde(with = "display_from_str")]
     pub max_age: HumanDuration,
     /// The URL of a proxy, or `none`. `None`: as the environment says.
     pub proxy: Option<Url>,
@@ -62,7 +59,7 @@ impl ConnectionsConfig {
     pub(super) fn check(&self, findings: &mut Findings<'_>) {
         let (milli, day) = (HumanDuration::from_millis(1), HumanDuration::from_secs(86_400));
         findings.range("idle_timeout", self.idle_timeout, milli..=day);
-        findings.range("max_age", self.max_age, HumanDuration::from_secs(1)..=day);
+        findings.seconds("max_age", self.max_age, 1..=86_400);
         if let Some(Err(problem)) = self.proxy.as_ref().map(|proxy| proxy_choice(proxy.expose())) {
             findings.report("proxy", problem);
         }

@@ -4,6 +4,8 @@ use std::fmt;
 use std::ops::RangeInclusive;
 use std::path::PathBuf;
 
+use redeliver_core::HumanDuration;
+
 use super::tree::{Node, Origin, Path};
 
 /// Why a configuration cannot be used.
@@ -146,6 +148,16 @@ impl<'t> Findings<'t> {
                 format!("{value} is out of range: must be between {low} and {high}"),
             );
         }
+    }
+
+    /// Reports a duration that is out of range, in seconds.
+    pub fn seconds(&mut self, key: &str, value: HumanDuration, allowed: RangeInclusive<u64>) {
+        let (low, high) = allowed.into_inner();
+        self.range(
+            key,
+            value,
+            HumanDuration::from_secs(low)..=HumanDuration::from_secs(high),
+        );
     }
 
     /// Reports an invalid topic name.

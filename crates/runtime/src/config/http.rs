@@ -6,12 +6,11 @@ use std::path::PathBuf;
 use std::str::FromStr;
 
 use redeliver_core::classification::{Classification, Verdict};
-use redeliver_core::{HandlerChanges, HumanDuration};
+use redeliver_core::{HandlerChanges, HumanDuration, serde_as_text};
 use serde::{Deserialize, Serialize};
 
 use super::batch::BatchConfig;
 use super::connections::{ConnectionsConfig, HttpVersion};
-use super::display_from_str;
 use super::error::Findings;
 use super::http_request::{endpoint_url, header_name, header_value, request_method};
 use super::output::{is_pointer, pointer_problem};
@@ -27,10 +26,10 @@ pub struct HttpConfig {
     #[serde(default = "defaults::method")]
     pub method: String,
     /// Maximum time from sending a request to the end of its response.
-    #[serde(default = "defaults::timeout", with = "display_from_str")]
+    #[serde(default = "defaults::timeout")]
     pub timeout: HumanDuration,
     /// Maximum time to establish a connection.
-    #[serde(default = "defaults::connect_timeout", with = "display_from_str")]
+    #[serde(default = "defaults::connect_timeout")]
     pub connect_timeout: HumanDuration,
     /// Connections to the endpoint.
     #[serde(default)]
@@ -54,7 +53,7 @@ pub struct HttpConfig {
     #[serde(default = "defaults::error_response")]
     pub error_response: bool,
     /// Upper limit of `Retry-After`. Longer values are reduced to it.
-    #[serde(default = "defaults::max_retry_after", with = "display_from_str")]
+    #[serde(default = "defaults::max_retry_after")]
     pub max_retry_after: HumanDuration,
     /// Headers that are added to every request.
     #[serde(default)]
@@ -270,17 +269,7 @@ impl fmt::Display for Status {
     }
 }
 
-impl Serialize for Status {
-    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        display_from_str::serialize(self, serializer)
-    }
-}
-
-impl<'de> Deserialize<'de> for Status {
-    fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        display_from_str::deserialize(deserializer)
-    }
-}
+serde_as_text!(Status);
 
 mod defaults {
     use redeliver_core::HumanDuration;

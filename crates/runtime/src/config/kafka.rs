@@ -3,7 +3,6 @@
 use redeliver_core::HumanDuration;
 use serde::{Deserialize, Serialize};
 
-use super::display_from_str;
 use super::error::Findings;
 use super::load::is_instance_char;
 use super::login::LoginConfig;
@@ -26,17 +25,14 @@ pub struct KafkaConfig {
     /// set. Always set after loading.
     pub static_membership: Option<bool>,
     /// Time without a heartbeat after which a consumer loses its partitions.
-    #[serde(with = "display_from_str")]
     pub session_timeout: HumanDuration,
     /// Time after which the broker aborts an open transaction.
-    #[serde(with = "display_from_str")]
     pub transaction_timeout: HumanDuration,
     /// Tokens with which clients log in. Default: none.
     pub login: Option<LoginConfig>,
     /// Properties of librdkafka.
     pub properties: Settings,
     /// The time over which a process replaces its clients when credentials in files have changed.
-    #[serde(with = "display_from_str")]
     pub credentials_spread: HumanDuration,
     /// Topics that services create.
     pub topics: TopicsConfig,
@@ -53,13 +49,10 @@ pub struct TopicsConfig {
     /// Replication factor of a new topic.
     pub replication: u32,
     /// Retention of new due topics and of the ingest topic, and the minimum for new tier topics.
-    #[serde(with = "display_from_str")]
     pub retention: HumanDuration,
     /// Retention of a new dead-letter topic.
-    #[serde(with = "display_from_str")]
     pub dead_letter_retention: HumanDuration,
     /// How long a result or a job waits for a missing topic before it becomes a dead letter.
-    #[serde(with = "display_from_str")]
     pub missing_timeout: HumanDuration,
 }
 
@@ -180,21 +173,9 @@ impl KafkaConfig {
         findings.range("batch", self.batch, 1..=100_000);
         // The broker's default limits: group.min.session.timeout.ms, group.max.session.timeout.ms and
         // transaction.max.timeout.ms.
-        findings.range(
-            "session_timeout",
-            self.session_timeout,
-            HumanDuration::from_secs(6)..=HumanDuration::from_secs(1_800),
-        );
-        findings.range(
-            "transaction_timeout",
-            self.transaction_timeout,
-            HumanDuration::from_secs(1)..=HumanDuration::from_secs(900),
-        );
-        findings.range(
-            "credentials_spread",
-            self.credentials_spread,
-            HumanDuration::from_secs(0)..=HumanDuration::from_secs(3_600),
-        );
+        findings.seconds("session_timeout", self.session_timeout, 6..=1_800);
+        findings.seconds("transaction_timeout", self.transaction_timeout, 1..=900);
+        findings.seconds("credentials_spread", self.credentials_spread, 0..=3_600);
         findings.inside("properties", |at| {
             for (name, value) in self.properties.iter() {
                 // librdkafka accepts this prefix for properties of topics.
@@ -221,24 +202,16 @@ impl KafkaConfig {
             });
         }
         findings.inside("topics", |at| {
-            at.range("partitions", self.topics.partitions, 1..=10_000);
-            at.range("replication", self.topics.replication, 1..=100);
-            let ten_years = HumanDuration::from_secs(3_660 * 86_400);
-            at.range(
-                "retention",
-                self.topics.retention,
-                HumanDuration::from_secs(60)..=ten_years,
-            );
-            at.range(
+            let (topics, day) = (&self.topics, 86_400);
+            at.range("partitions", topics.partitions, 1..=10_000);
+            at.range("replication", topics.replication, 1..=100);
+            at.seconds("retention", topics.retention, 60..=3_660 * day);
+            at.seconds(
                 "dead_letter_retention",
-                self.topics.dead_letter_retention,
-                HumanDuration::from_secs(60)..=ten_years,
+                topics.dead_letter_retention,
+                60..=3_660 * day,
             );
-            at.range(
-                "missing_timeout",
-                self.topics.missing_timeout,
-                HumanDuration::from_secs(1)..=HumanDuration::from_secs(7 * 86_400),
-            );
+            at.seconds("missing_timeout", topics.missing_timeout, 1..=7 * day);
         });
     }
 }

@@ -3,7 +3,6 @@
 use redeliver_core::HumanDuration;
 use serde::{Deserialize, Serialize};
 
-use super::display_from_str;
 use super::error::Findings;
 
 /// `scheduler.limits`: per process.
@@ -15,10 +14,8 @@ pub struct ApiLimitsConfig {
     /// Maximum number of requests per second of a caller; in a batch, each job counts. `None`: no limit.
     pub requests_per_second: Option<u32>,
     /// How long a connection may have no request in progress after its first one, until the headers of the next one are complete.
-    #[serde(with = "display_from_str")]
     pub idle_timeout: HumanDuration,
     /// How long a request waits in all for its client to send the body.
-    #[serde(with = "display_from_str")]
     pub body_timeout: HumanDuration,
     /// Maximum size of a batch of jobs, in bytes.
     pub batch_bytes: u64,
@@ -45,9 +42,8 @@ impl ApiLimitsConfig {
         if let Some(rate) = self.requests_per_second {
             findings.range("requests_per_second", rate, 1..=10_000_000);
         }
-        let (second, hour) = (HumanDuration::from_secs(1), HumanDuration::from_secs(3_600));
-        findings.range("idle_timeout", self.idle_timeout, second..=hour);
-        findings.range("body_timeout", self.body_timeout, second..=hour);
+        findings.seconds("idle_timeout", self.idle_timeout, 1..=3_600);
+        findings.seconds("body_timeout", self.body_timeout, 1..=3_600);
         findings.range("batch_bytes", self.batch_bytes, 1_000..=1_073_741_824);
         findings.range("request_bytes", self.request_bytes, 1_048_576..=4_294_967_295);
     }

@@ -6,7 +6,6 @@ use redeliver_core::{HumanDuration, RetryPolicy};
 use serde::{Deserialize, Serialize};
 
 use super::breaker::BreakerConfig;
-use super::display_from_str;
 use super::error::{Findings, TOPIC_RULE};
 use super::grouping::{LimitByConfig, OrderingConfig};
 use super::http::HttpConfig;
@@ -36,12 +35,10 @@ pub struct PipelineConfig {
     /// The instant at which a wait begins.
     pub anchor: AnchorConfig,
     /// The upper limit of new waits.
-    #[serde(with = "display_from_str")]
     pub max_wait: HumanDuration,
     /// What holds records that wait longer than the longest tier.
     pub long_waits: LongWaitsConfig,
     /// A record that would be older at its next attempt becomes a dead letter (`expired`). `None`: no limit.
-    #[serde(with = "display_from_str::optional")]
     pub max_age: Option<HumanDuration>,
     /// The endpoint that the enricher calls for each record. `None`: a worker with a custom handler serves the pipeline.
     pub http: Option<HttpConfig>,
@@ -53,14 +50,12 @@ pub struct PipelineConfig {
     pub ordering: OrderingConfig,
     /// With an ordering: for how long a record whose attempts fail blocks its followers before it waits in a tier. `None`: it
     /// does not.
-    #[serde(with = "display_from_str::optional")]
     pub key_blocking: Option<HumanDuration>,
     /// How many attempts may start in a time.
     pub rate_limit: Option<RateLimitConfig>,
     /// A limit of concurrent attempts for records with the same property.
     pub limit_by: Option<LimitByConfig>,
     /// Maximum duration of an attempt of a custom handler. Always set after loading, unless `http` is.
-    #[serde(with = "display_from_str::optional")]
     pub attempt_timeout: Option<HumanDuration>,
     /// When the pipeline stops calling an endpoint that fails.
     pub breaker: BreakerConfig,

@@ -6,9 +6,9 @@ use redeliver_core::HumanDuration;
 use serde::{Deserialize, Serialize};
 use tracing_subscriber::EnvFilter;
 
-use super::display_from_str;
 use super::error::Findings;
 use super::http_request::endpoint_url;
+use super::listen_address;
 use super::secret::Url;
 use super::tls::ServerTlsConfig;
 
@@ -17,10 +17,8 @@ use super::tls::ServerTlsConfig;
 #[serde(default, deny_unknown_fields)]
 pub struct ClockConfig {
     /// The greatest step of the wall clock after which releases continue at once.
-    #[serde(with = "display_from_str")]
     pub max_step: HumanDuration,
     /// How long the wall clock must run without another step before its new time is used.
-    #[serde(with = "display_from_str")]
     pub confirm: HumanDuration,
 }
 
@@ -29,10 +27,7 @@ pub struct ClockConfig {
 #[serde(default, deny_unknown_fields)]
 pub struct AdminConfig {
     /// The address to listen on. Port 0 selects a free port.
-    #[serde(
-        serialize_with = "display_from_str::serialize",
-        deserialize_with = "display_from_str::listen"
-    )]
+    #[serde(with = "listen_address")]
     pub listen: SocketAddr,
     /// Whether it may listen on other interfaces than loopback without client certificates.
     pub allow_remote: bool,
@@ -82,7 +77,6 @@ pub struct OtlpConfig {
 #[serde(default, deny_unknown_fields)]
 pub struct ShutdownConfig {
     /// How long a process may take to shut down.
-    #[serde(with = "display_from_str")]
     pub grace: HumanDuration,
 }
 
@@ -136,10 +130,9 @@ impl Default for ShutdownConfig {
 
 impl ClockConfig {
     pub(super) fn check(&self, findings: &mut Findings<'_>) {
-        let (millis, second) = (HumanDuration::from_millis, HumanDuration::from_secs(1));
-        let hour = HumanDuration::from_secs(3_600);
-        findings.range("max_step", self.max_step, millis(100)..=hour);
-        findings.range("confirm", self.confirm, second..=hour);
+        let (least, hour) = (HumanDuration::from_millis(100), HumanDuration::from_secs(3_600));
+        findings.range("max_step", self.max_step, least..=hour);
+        findings.seconds("confirm", self.confirm, 1..=3_600);
     }
 }
 
@@ -195,11 +188,7 @@ impl TelemetryConfig {
 
 impl ShutdownConfig {
     pub(super) fn check(&self, findings: &mut Findings<'_>) {
-        findings.range(
-            "grace",
-            self.grace,
-            HumanDuration::from_millis(0)..=HumanDuration::from_secs(3_600),
-        );
+        findings.seconds("grace", self.grace, 0..=3_600);
     }
 }
 

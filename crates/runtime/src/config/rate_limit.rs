@@ -3,7 +3,6 @@
 use redeliver_core::HumanDuration;
 use serde::{Deserialize, Serialize};
 
-use super::display_from_str;
 use super::error::Findings;
 
 /// `pipelines.<name>.rate_limit`: per process.
@@ -13,7 +12,7 @@ pub struct RateLimitConfig {
     /// Maximum number of attempts that start in the time `per`.
     pub attempts: u32,
     /// The time.
-    #[serde(with = "display_from_str", default = "default_per")]
+    #[serde(default = "default_per")]
     pub per: HumanDuration,
     /// How many attempts may start at once after a pause. `None`: as many as in 100 ms, at least 1.
     #[serde(default, skip_serializing_if = "Option::is_none")]

@@ -4,7 +4,6 @@ use redeliver_core::backoff::InvalidPolicy;
 use redeliver_core::{HumanDuration, Jitter, RetryPolicy};
 use serde::{Deserialize, Serialize};
 
-use super::display_from_str;
 use super::error::Findings;
 
 /// `pipelines.<name>.retry`: either `tiers` or `base`. Loading fills in omitted fields.
@@ -12,19 +11,16 @@ use super::error::Findings;
 #[serde(default, deny_unknown_fields)]
 pub struct RetryConfig {
     /// One delay per retry.
-    #[serde(
-        with = "display_from_str::optional_list",
-        skip_serializing_if = "Option::is_none"
-    )]
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub tiers: Option<Vec<HumanDuration>>,
     /// The first delay of exponential backoff.
-    #[serde(with = "display_from_str::optional", skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub base: Option<HumanDuration>,
     /// The ratio of each delay to the previous one.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub factor: Option<f64>,
     /// The upper limit of delays of exponential backoff.
-    #[serde(with = "display_from_str::optional", skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub cap: Option<HumanDuration>,
     /// Maximum retries of a record.
     #[serde(skip_serializing_if = "Option::is_none")]

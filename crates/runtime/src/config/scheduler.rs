@@ -10,9 +10,9 @@ use serde::{Deserialize, Serialize};
 
 use super::api::ApiConfig;
 use super::auth::AuthConfig;
-use super::display_from_str;
 use super::error::Findings;
 use super::limits::ApiLimitsConfig;
+use super::listen_address;
 use super::process::check_hosts;
 use super::tls::ServerTlsConfig;
 
@@ -23,10 +23,7 @@ pub struct SchedulerConfig {
     /// The applications that may schedule jobs, by name.
     pub apps: BTreeMap<String, AppConfig>,
     /// The address of the gRPC and REST API.
-    #[serde(
-        serialize_with = "display_from_str::serialize",
-        deserialize_with = "display_from_str::listen"
-    )]
+    #[serde(with = "listen_address")]
     pub listen: SocketAddr,
     /// See [`ApiConfig::token_file`].
     pub token_file: Option<PathBuf>,
@@ -47,22 +44,18 @@ pub struct SchedulerConfig {
     /// The IANA time zone of times without an offset.
     pub default_time_zone: String,
     /// How far in the future a job may be due.
-    #[serde(with = "display_from_str")]
     pub max_ahead: HumanDuration,
     /// Maximum size of a job's data, key and headers together, in bytes.
     pub max_data: u64,
     /// How long an idempotency key is remembered after its newest request was accepted.
-    #[serde(with = "display_from_str")]
     pub idempotency_window: HumanDuration,
     /// How long a dispatched, cancelled or expired job can be queried.
-    #[serde(with = "display_from_str")]
     pub keep_ended: HumanDuration,
     /// Maximum ended jobs that the index keeps per partition.
     pub max_ended: u32,
     /// Whether jobs are cancelled and rescheduled only after it was recorded in the audit topic by whom.
     pub record_job_changes: bool,
     /// How long before its due time a job is loaded into memory.
-    #[serde(with = "display_from_str")]
     pub window: HumanDuration,
     /// Maximum size of jobs in memory per partition, in bytes. Applications share it.
     pub window_bytes: u64,
@@ -243,22 +236,14 @@ impl SchedulerConfig {
             );
             findings.report("default_time_zone", problem);
         }
-        let (second, day) = (HumanDuration::from_secs(1), 86_400);
-        findings.range(
-            "max_ahead",
-            self.max_ahead,
-            second..=HumanDuration::from_secs(36_500 * day),
-        );
+        let year = 365 * 86_400;
+        findings.seconds("max_ahead", self.max_ahead, 1..=100 * year);
         findings.range("max_data", self.max_data, 1_000..=100_000_000);
-        let years = HumanDuration::from_secs(3_650 * day);
-        findings.range("idempotency_window", self.idempotency_window, second..=years);
-        findings.range("keep_ended", self.keep_ended, second..=years);
+        findings.seconds("idempotency_window", self.idempotency_window, 1..=10 * year);
+        findings.seconds("keep_ended", self.keep_ended, 1..=10 * year);
         findings.range("max_ended", self.max_ended, 100..=10_000_000);
-        findings.range(
-            "window",
-            self.window,
-            HumanDuration::from_millis(100)..=HumanDuration::from_secs(600),
-        );
+        let window = HumanDuration::from_millis(100)..=HumanDuration::from_secs(600);
+        findings.range("window", self.window, window);
         findings.range("window_bytes", self.window_bytes, 1 << 20..=1 << 36);
     }
 }

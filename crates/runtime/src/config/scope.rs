@@ -18,10 +18,7 @@
 use std::fmt;
 use std::str::FromStr;
 
-use redeliver_core::pattern;
-use serde::{Deserialize, Deserializer, Serialize, Serializer};
-
-use super::display_from_str;
+use redeliver_core::{pattern, serde_as_text};
 
 /// The maximum length of a scope, in bytes. Names of topics have at most 249.
 const MAX_LENGTH: usize = 300;
@@ -213,17 +210,7 @@ impl fmt::Display for Scope {
     }
 }
 
-impl Serialize for Scope {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        display_from_str::serialize(self, serializer)
-    }
-}
-
-impl<'de> Deserialize<'de> for Scope {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        display_from_str::deserialize(deserializer)
-    }
-}
+serde_as_text!(Scope);
 
 pub(super) fn check_scopes(scopes: &[Scope]) -> Result<(), String> {
     match scopes.len() {

@@ -5,10 +5,11 @@ use std::fmt;
 use std::path::Path;
 use std::str::FromStr;
 
+use redeliver_core::serde_as_text;
 use serde::{Deserialize, Serialize};
 
 use super::scope::{Scope, check_scopes};
-use super::{deserialize, display_from_str, yaml};
+use super::{deserialize, yaml};
 
 /// The maximum size of a tokens file, in bytes.
 const MAX_BYTES: usize = 1 << 20;
@@ -39,7 +40,6 @@ pub struct TokenConfig {
     /// The name of its holder, for messages and logs.
     pub name: String,
     /// The SHA-256 of the token.
-    #[serde(with = "display_from_str")]
     pub sha256: Sha256,
     /// What its holder may do.
     pub scopes: Vec<Scope>,
@@ -50,6 +50,8 @@ pub struct TokenConfig {
 /// A slow hash, as for passwords, would protect nothing: a token with 256 random bits cannot be guessed.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Sha256(pub [u8; 32]);
+
+serde_as_text!(Sha256);
 
 impl TokensFile {
     /// Reads a file.

@@ -11,6 +11,7 @@ use tonic::{Request, Response, Status};
 
 use super::operations::{ChangeVerb, WantedChange, invalid, read_limit};
 use super::{ControlError, ControlField, ControlName, Controls};
+use crate::grpc::Reply;
 use crate::identity::grpc::caller;
 
 /// What each call requires, of the name that it is about.
@@ -46,18 +47,14 @@ impl Service {
         &self,
         request: Request<v1::ChangeControlRequest>,
         verb: ChangeVerb,
-    ) -> Result<Response<v1::Control>, Status> {
+    ) -> Reply<v1::Control> {
         let caller = caller(&request)?;
-        let v1::ChangeControlRequest {
-            name,
-            reason,
-            expected_revision,
-        } = request.into_inner();
+        let request = request.into_inner();
         let wanted = WantedChange {
-            name: read_name(&name)?,
+            name: read_name(&request.name)?,
             verb,
-            reason,
-            expected_revision,
+            reason: request.reason,
+            expected_revision: request.expected_revision,
         };
         answer(self.0.change(&caller, wanted).await)
     }
@@ -68,7 +65,7 @@ fn read_name(name: &str) -> Result<ControlName, Status> {
     read.map_err(|error| invalid(ControlField::Name, error.to_string()).into_status())
 }
 
-fn answer<T>(result: Result<T, ControlError>) -> Result<Response<T>, Status> {
+fn answer<T>(result: Result<T, ControlError>) -> Reply<T> {
     result.map(Response::new).map_err(ControlError::into_status)
 }
 
@@ -92,10 +89,7 @@ fn release_result(name: &ControlName, released: Result<v1::Control, ControlError
 impl ControlService for Service {
     type ReleaseWholeTierStream = Pin<Box<dyn Stream<Item = Result<v1::TierReleaseResult, Status>> + Send>>;
 
-    async fn get_control(
-        &self,
-        request: Request<v1::GetControlRequest>,
-    ) -> Result<Response<v1::Control>, Status> {
+    async fn get_control(&self, request: Request<v1::GetControlRequest>) -> Reply<v1::Control> {
         let name = read_name(&request.get_ref().name)?;
         answer(self.0.get(&caller(&request)?, &name))
     }
@@ -103,7 +97,7 @@ impl ControlService for Service {
     async fn list_controls(
         &self,
         request: Request<v1::ListControlsRequest>,
-    ) -> Result<Response<v1::ListControlsResponse>, Status> {
+    ) -> Reply<v1::ListControlsResponse> {
         let page = self
             .0
             .list(&caller(&request)?, |_| true, &request.get_ref().page_token);
@@ -113,51 +107,32 @@ impl ControlService for Service {
         }))
     }
 
-    async fn pause_control(
-        &self,
-        request: Request<v1::ChangeControlRequest>,
-    ) -> Result<Response<v1::Control>, Status> {
+    async fn pause_control(&self, request: Request<v1::ChangeControlRequest>) -> Reply<v1::Control> {
         self.change(request, ChangeVerb::Pause).await
     }
 
-    async fn resume_control(
-        &self,
-        request: Request<v1::ChangeControlRequest>,
-    ) -> Result<Response<v1::Control>, Status> {
+    async fn resume_control(&self, request: Request<v1::ChangeControlRequest>) -> Reply<v1::Control> {
         self.change(request, ChangeVerb::Resume).await
     }
 
-    async fn set_control_rate(
-        &self,
-        request: Request<v1::SetControlRateRequest>,
-    ) -> Result<Response<v1::Control>, Status> {
-        let caller = caller(&request)?;
-        let v1::SetControlRateRequest {
-            name,
-            rate,
-            reason,
-            expected_revision,
-        } = request.into_inner();
-        let wanted = WantedChange {
-            name: read_name(&name)?,
-            verb: ChangeVerb::Rate(read_limit(rate.as_ref()).map_err(ControlError::into_status)?),
-            reason,
-            expected_revision,
-        };
-        answer(self.0.change(&caller, wanted).await)
+    async fn set_control_rate(&self, request: Request<v1::SetControlRateRequest>) -> Reply<v1::Control> {
+        let limit = read_limit(request.get_ref().rate.as_ref()).map_err(ControlError::into_status)?;
+        let request = request.map(|request| v1::ChangeControlRequest {
+            name: request.name,
+            reason: request.reason,
+            expected_revision: request.expected_revision,
+        });
+        self.change(request, ChangeVerb::Rate(limit)).await
     }
 
-    async fn release_tier(
-        &self,
-        request: Request<v1::ChangeControlRequest>,
-    ) -> Result<Response<v1::Control>, Status> {
+    async fn release_tier(&self, request: Request<v1::ChangeControlRequest>) -> Reply<v1::Control> {
         self.change(request, ChangeVerb::Release).await
     }
 
     async fn release_whole_tier(
         &self,
         request: Request<v1::ReleaseWholeTierRequest>,
-    ) -> Result<Response<Self::ReleaseWholeTierStream>, Status> {
+    ) -> Reply<Self::ReleaseWholeTierStream> {
         let caller = caller(&request)?;
         let v1::ReleaseWholeTierRequest { name, reason } = request.into_inner();
         let releases = self.0.release_whole_tier(&caller, &read_name(&name)?, reason);
@@ -172,10 +147,7 @@ impl ControlService for Service {
         Ok(Response::new(Box::pin(results)))
     }
 
-    async fn reset_control(
-        &self,
-        request: Request<v1::ChangeControlRequest>,
-    ) -> Result<Response<v1::Control>, Status> {
+    async fn reset_control(&self, request: Request<v1::ChangeControlRequest>) -> Reply<v1::Control> {
         self.change(request, ChangeVerb::Reset).await
     }
 }

@@ -5,6 +5,7 @@ use redeliver_proto::{error, v1};
 use tonic::{Code, Request, Response, Status};
 
 use super::{Identity, Reason, Refusal};
+use crate::grpc::Reply;
 use crate::installation::Installation;
 
 /// The path of the call with which a caller asks what it may do. It needs no scope.
@@ -30,10 +31,7 @@ struct OwnAccess(Installation);
 
 #[tonic::async_trait]
 impl AccessService for OwnAccess {
-    async fn get_access(
-        &self,
-        request: Request<v1::GetAccessRequest>,
-    ) -> Result<Response<v1::GetAccessResponse>, Status> {
+    async fn get_access(&self, request: Request<v1::GetAccessRequest>) -> Reply<v1::GetAccessResponse> {
         let scopes = caller(&request)?.scopes.iter().map(ToString::to_string).collect();
         Ok(Response::new(v1::GetAccessResponse {
             scopes,

@@ -5,7 +5,8 @@ use redeliver_proto::convert::from_timestamp;
 use redeliver_proto::error::invalid;
 use redeliver_proto::v1;
 use redeliver_proto::v1::audit_service_server::AuditService;
-use tonic::{Request, Response, Status};
+use redeliver_service::grpc::Reply;
+use tonic::{Request, Status};
 
 use super::Api;
 use super::list::page_size;
@@ -22,13 +23,13 @@ impl AuditService for Api {
     async fn list_audit_entries(
         &self,
         request: Request<v1::ListAuditEntriesRequest>,
-    ) -> Result<Response<v1::ListAuditEntriesResponse>, Status> {
-        let viewer = self.viewer(&request)?;
+    ) -> Reply<v1::ListAuditEntriesResponse> {
+        let (viewer, request) = self.open(request)?;
         let response = async {
             viewer.require_audit()?;
-            self.audit_entries(request.into_inner()).await
+            self.audit_entries(request).await
         };
-        let response = self.observe("ListAuditEntries", response).await?;
+        let response = self.observe("ListAuditEntries", response);
         self.held(&viewer, response).await
     }
 }

@@ -7,7 +7,7 @@ use redeliver_service::audit::Action;
 use tonic::Status;
 
 use super::overview::limit;
-use super::{Api, bounded, query_failed};
+use super::{Api, bounded};
 use crate::access::Viewer;
 use crate::audit::Disclosure;
 use crate::filter::{NumberField, Restriction};
@@ -47,7 +47,7 @@ impl Api {
             };
             index::count_by(connection, &query, |topic| shown(&of, topic, &by))
         });
-        let counted = counted.await.map_err(|error| query_failed(&error))?;
+        let counted = counted.await?;
         // The states were read by the query, which may have waited for its turn.
         let completeness = self.completeness_since(&completeness);
         Self::check_states(needs_states, &completeness)?;

@@ -6,8 +6,8 @@ use redeliver_proto::v1;
 use redeliver_runtime::config::Verb;
 use tonic::{Code, Status};
 
+use super::Api;
 use super::groups::{group_id, in_group, message, without_letters};
-use super::{Api, query_failed};
 use crate::access::Viewer;
 use crate::fingerprint::GroupId;
 use crate::group_states::Decided;
@@ -76,8 +76,7 @@ impl Api {
                 let topics = index::topics_of_group(connection, id)?;
                 Ok((page.groups.into_iter().next(), topics))
             })
-            .await
-            .map_err(|error| query_failed(&error))?;
+            .await?;
         let completeness = self.completeness_since(&completeness);
         let answer = self.completeness_message(&completeness, viewer);
         if group.is_some() {

@@ -13,7 +13,7 @@ use tonic::{Code, Status};
 
 use super::list::page_size;
 use super::token::{PageToken, QueryHash, query_hash};
-use super::{Api, bounded, query_failed};
+use super::{Api, bounded};
 use crate::access::Viewer;
 use crate::completeness::MAX_AGE;
 use crate::filter::{Comparison, Expr, NumberField, NumberTest, Restriction};
@@ -60,8 +60,7 @@ impl Api {
                 };
                 index::list_groups(connection, &query)
             })
-            .await
-            .map_err(|error| query_failed(&error))?;
+            .await?;
         // The states were read by the query, which may have waited for its turn.
         let completeness = self.completeness_since(&completeness);
         Self::check_states(tests_states, &completeness)?;
@@ -108,8 +107,7 @@ impl Api {
             .query(move |connection| {
                 index::with_letters(connection, known.table.documents().map(|(id, _)| *id))
             })
-            .await
-            .map_err(|error| query_failed(&error))?;
+            .await?;
         let is_wanted =
             |value: &Value| wanted.is_empty() || wanted.contains(&state_without_letters(value, now));
         let without = states
@@ -162,8 +160,7 @@ impl Api {
                 let query = GroupQuery::first(&filter, &known, visible.as_ref(), now);
                 index::list_groups(connection, &query)
             })
-            .await
-            .map_err(|error| query_failed(&error))?;
+            .await?;
         let completeness = self.completeness_since(&completeness);
         let answer = self.completeness_message(&completeness, viewer);
         match page.groups.into_iter().next() {

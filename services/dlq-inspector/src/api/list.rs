@@ -13,7 +13,7 @@ use tonic::Status;
 use super::origin::AtOrigin;
 use super::token::{PageToken, query_hash};
 use super::value::{self, RecordValue};
-use super::{Api, convert, not_found, query_failed};
+use super::{Api, convert, not_found};
 use crate::access::Viewer;
 use crate::audit::Disclosure;
 use crate::decoding::MAX_JSON;
@@ -66,8 +66,7 @@ impl Api {
                 let filter = filter.resolve(connection)?;
                 index::list(connection, &filter, direction, after, limit)
             })
-            .await
-            .map_err(|error| query_failed(&error))?;
+            .await?;
         // The states were read by the query, which may have waited for its turn.
         let after_query = self.completeness_since(&completeness);
         Self::check_states(tests_states, &after_query)?;

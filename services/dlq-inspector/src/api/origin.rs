@@ -8,7 +8,7 @@ use redeliver_proto::error::status;
 use redeliver_proto::v1;
 use tonic::{Code, Status};
 
-use super::{Api, blocking, kafka_unavailable, query_failed, shutting_down};
+use super::{Api, blocking, kafka_unavailable, shutting_down};
 use crate::access::Viewer;
 use crate::index::{self, IndexedLetter, IndexedSource};
 use crate::redrive::job::{Job, Outcome};
@@ -99,7 +99,7 @@ impl Api {
         }
         let indexed = self.pool.query(index::read_sources).await;
         Ok(Sources {
-            indexed: indexed.map_err(|error| query_failed(&error))?,
+            indexed: indexed?,
             current: self.current_ids(topics).await?,
         })
     }

@@ -11,7 +11,7 @@ use tonic::{Code, Status};
 use v1::JobOutcomeState as State;
 
 use super::waiting::too_many_scans;
-use super::{Api, bounded, kafka_unavailable, query_failed, shutting_down};
+use super::{Api, bounded, kafka_unavailable, shutting_down};
 use crate::access::Viewer;
 use crate::index;
 use crate::job_outcomes::Known;
@@ -196,7 +196,7 @@ impl Api {
                     .pool
                     .query(move |connection| index::get(connection, &at))
                     .await;
-                let letter = letter.map_err(|error| query_failed(&error))?;
+                let letter = letter?;
                 let letter = letter.filter(|letter| letter.content == content_hash(&record));
                 match letter.map(|letter| letter.state) {
                     None => {

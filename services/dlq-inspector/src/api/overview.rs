@@ -8,12 +8,13 @@ use redeliver_core::pipeline::is_topic_name;
 use redeliver_proto::error::{invalid, status};
 use redeliver_proto::v1;
 use redeliver_proto::v1::overview_service_server::OverviewService;
+use redeliver_service::grpc::Reply;
 use redeliver_service::identity::{self, Withdrawn};
 use redeliver_service::memory_budget::Reservation;
 use tokio::sync::OwnedSemaphorePermit;
 use tokio::time::{Instant, sleep_until, timeout};
 use tokio_util::sync::CancellationToken;
-use tonic::{Code, Request, Response, Status};
+use tonic::{Code, Request, Status};
 
 use super::{Api, ResponseStream, WATCHERS, shutting_down};
 use crate::access::Viewer;
@@ -47,14 +48,10 @@ impl Caller for Viewer {
 
 #[tonic::async_trait]
 impl OverviewService for Api {
-    async fn get_overview(
-        &self,
-        request: Request<v1::GetOverviewRequest>,
-    ) -> Result<Response<v1::Overview>, Status> {
-        let viewer = self.viewer(&request)?;
-        let selection = request.into_inner().selection.unwrap_or_default();
-        let response = self.newest_overview(&viewer, selection);
-        let response = self.observe("GetOverview", response).await?;
+    async fn get_overview(&self, request: Request<v1::GetOverviewRequest>) -> Reply<v1::Overview> {
+        let (viewer, request) = self.open(request)?;
+        let response = self.newest_overview(&viewer, request.selection.unwrap_or_default());
+        let response = self.observe("GetOverview", response);
         self.held(&viewer, response).await
     }
 
@@ -63,10 +60,9 @@ impl OverviewService for Api {
     async fn watch_overview(
         &self,
         request: Request<v1::WatchOverviewRequest>,
-    ) -> Result<Response<Self::WatchOverviewStream>, Status> {
-        let viewer = self.viewer(&request)?;
-        let selection = request.into_inner().selection.unwrap_or_default();
-        let stream = async { self.watch_overviews(viewer, selection) };
+    ) -> Reply<Self::WatchOverviewStream> {
+        let (viewer, request) = self.open(request)?;
+        let stream = async { self.watch_overviews(viewer, request.selection.unwrap_or_default()) };
         self.observe("WatchOverview", stream).await
     }
 }

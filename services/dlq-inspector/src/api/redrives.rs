@@ -6,7 +6,6 @@ mod preview;
 pub(super) mod visible;
 
 use std::sync::Arc;
-use std::time::Instant;
 
 use redeliver_core::Position;
 use redeliver_kafka::survey::Surveyor;
@@ -17,12 +16,13 @@ use redeliver_proto::v1;
 use redeliver_proto::v1::redrive_service_server::RedriveService;
 use redeliver_runtime::config::Verb;
 use redeliver_service::audit::AuditLog;
+use redeliver_service::grpc::Reply;
 use redeliver_store::{Replica, Writer};
-use tonic::{Code, Request, Response, Status};
+use tonic::{Code, Request, Status};
 
 use super::list::page_size;
 use super::token::{NameToken, PageToken, query_hash};
-use super::{Api, bounded, with_memory};
+use super::{Api, bounded};
 use crate::access::Viewer;
 use crate::index::{Cursor, IndexedLetter};
 use crate::redrive::change::{Change, ChangeError, ChangeRequest, JobChange, RefusedChange};
@@ -55,29 +55,20 @@ pub(crate) struct Redrives {
 
 #[tonic::async_trait]
 impl RedriveService for Api {
-    async fn plan_redrive(
-        &self,
-        request: Request<v1::PlanRedriveRequest>,
-    ) -> Result<Response<v1::Redrive>, Status> {
-        let (viewer, request) = (self.viewer(&request)?, request.into_inner());
+    async fn plan_redrive(&self, request: Request<v1::PlanRedriveRequest>) -> Reply<v1::Redrive> {
+        let (viewer, request) = self.open(request)?;
         let response = self.plan(&viewer, request);
         self.call("PlanRedrive", &viewer, response).await
     }
 
-    async fn plan_edit(
-        &self,
-        request: Request<v1::PlanEditRequest>,
-    ) -> Result<Response<v1::Redrive>, Status> {
-        let (viewer, request) = (self.viewer(&request)?, request.into_inner());
+    async fn plan_edit(&self, request: Request<v1::PlanEditRequest>) -> Reply<v1::Redrive> {
+        let (viewer, request) = self.open(request)?;
         let response = self.plan_of_edit(&viewer, request);
         self.call("PlanEdit", &viewer, response).await
     }
 
-    async fn start_redrive(
-        &self,
-        request: Request<v1::ChangeRedriveRequest>,
-    ) -> Result<Response<v1::Redrive>, Status> {
-        let (viewer, request) = (self.viewer(&request)?, request.into_inner());
+    async fn start_redrive(&self, request: Request<v1::ChangeRedriveRequest>) -> Reply<v1::Redrive> {
+        let (viewer, request) = self.open(request)?;
         let response = async {
             let start_at = request.start_at.as_ref().map(|at| {
                 let at = from_timestamp(at).filter(|at| *at > self.clock.now());
@@ -87,41 +78,29 @@ impl RedriveService for Api {
             let change = JobChange::Start(start_at.transpose()?);
             self.change_job(&viewer, &request, change).await
         };
-        self.observed("StartRedrive", response).await
+        self.observe("StartRedrive", response).await
     }
 
-    async fn pause_redrive(
-        &self,
-        request: Request<v1::ChangeRedriveRequest>,
-    ) -> Result<Response<v1::Redrive>, Status> {
-        let (viewer, request) = (self.viewer(&request)?, request.into_inner());
+    async fn pause_redrive(&self, request: Request<v1::ChangeRedriveRequest>) -> Reply<v1::Redrive> {
+        let (viewer, request) = self.open(request)?;
         let response = self.change_running(&viewer, &request, JobChange::Pause);
-        self.observed("PauseRedrive", response).await
+        self.observe("PauseRedrive", response).await
     }
 
-    async fn resume_redrive(
-        &self,
-        request: Request<v1::ChangeRedriveRequest>,
-    ) -> Result<Response<v1::Redrive>, Status> {
-        let (viewer, request) = (self.viewer(&request)?, request.into_inner());
+    async fn resume_redrive(&self, request: Request<v1::ChangeRedriveRequest>) -> Reply<v1::Redrive> {
+        let (viewer, request) = self.open(request)?;
         let response = self.change_running(&viewer, &request, JobChange::Resume);
-        self.observed("ResumeRedrive", response).await
+        self.observe("ResumeRedrive", response).await
     }
 
-    async fn cancel_redrive(
-        &self,
-        request: Request<v1::ChangeRedriveRequest>,
-    ) -> Result<Response<v1::Redrive>, Status> {
-        let (viewer, request) = (self.viewer(&request)?, request.into_inner());
+    async fn cancel_redrive(&self, request: Request<v1::ChangeRedriveRequest>) -> Reply<v1::Redrive> {
+        let (viewer, request) = self.open(request)?;
         let response = self.change_running(&viewer, &request, JobChange::Cancel);
-        self.observed("CancelRedrive", response).await
+        self.observe("CancelRedrive", response).await
     }
 
-    async fn set_redrive_rate(
-        &self,
-        request: Request<v1::SetRedriveRateRequest>,
-    ) -> Result<Response<v1::Redrive>, Status> {
-        let (viewer, request) = (self.viewer(&request)?, request.into_inner());
+    async fn set_redrive_rate(&self, request: Request<v1::SetRedriveRateRequest>) -> Reply<v1::Redrive> {
+        let (viewer, request) = self.open(request)?;
         let change = JobChange::Rate(request.rate_per_second);
         let request = v1::ChangeRedriveRequest {
             id: request.id,
@@ -129,66 +108,47 @@ impl RedriveService for Api {
             start_at: None,
         };
         let response = self.change_job(&viewer, &request, change);
-        self.observed("SetRedriveRate", response).await
+        self.observe("SetRedriveRate", response).await
     }
 
-    async fn get_redrive(
-        &self,
-        request: Request<v1::GetRedriveRequest>,
-    ) -> Result<Response<v1::Redrive>, Status> {
-        let (viewer, request) = (self.viewer(&request)?, request.into_inner());
+    async fn get_redrive(&self, request: Request<v1::GetRedriveRequest>) -> Reply<v1::Redrive> {
+        let (viewer, request) = self.open(request)?;
         let response = async {
             self.visible_job(&viewer, &request.id).await?;
             self.redrive_message(&viewer, &request.id).await
         };
-        self.observed("GetRedrive", response).await
+        self.observe("GetRedrive", response).await
     }
 
     async fn get_redrive_preview(
         &self,
         request: Request<v1::GetRedriveRequest>,
-    ) -> Result<Response<v1::RedrivePreview>, Status> {
-        let viewer = self.viewer(&request)?;
-        let response = self.preview(&viewer, &request.get_ref().id);
-        let answer = self.call("GetRedrivePreview", &viewer, response).await;
-        Ok(with_memory(answer?.into_inner()))
+    ) -> Reply<v1::RedrivePreview> {
+        let (viewer, request) = self.open(request)?;
+        let preview = self.preview(&viewer, &request.id);
+        self.call_with_memory("GetRedrivePreview", &viewer, preview).await
     }
 
     async fn list_redrives(
         &self,
         request: Request<v1::ListRedrivesRequest>,
-    ) -> Result<Response<v1::ListRedrivesResponse>, Status> {
-        let (viewer, request) = (self.viewer(&request)?, request.into_inner());
-        let response = self.page(&viewer, &request);
-        let response = self.observed("ListRedrives", response).await?;
+    ) -> Reply<v1::ListRedrivesResponse> {
+        let (viewer, request) = self.open(request)?;
+        let response = self.observe("ListRedrives", self.page(&viewer, &request));
         self.held(&viewer, response).await
     }
 
     async fn list_redrive_items(
         &self,
         request: Request<v1::ListRedriveItemsRequest>,
-    ) -> Result<Response<v1::ListRedriveItemsResponse>, Status> {
-        let (viewer, request) = (self.viewer(&request)?, request.into_inner());
-        let response = self.items(&viewer, &request);
-        let response = self.observed("ListRedriveItems", response).await?;
+    ) -> Reply<v1::ListRedriveItemsResponse> {
+        let (viewer, request) = self.open(request)?;
+        let response = self.observe("ListRedriveItems", self.items(&viewer, &request));
         self.held(&viewer, response).await
     }
 }
 
 impl Api {
-    /// Runs a call that does not need the index, such as a pause, and records its duration.
-    async fn observed<T>(
-        &self,
-        method: &'static str,
-        response: impl Future<Output = Result<T, Status>>,
-    ) -> Result<Response<T>, Status> {
-        let started = Instant::now();
-        let result = response.await;
-        let code = result.as_ref().map_or_else(Status::code, |_| Code::Ok);
-        self.metrics.observe_call(method, started, code);
-        result.map(Response::new)
-    }
-
     fn jobs(&self) -> Result<Arc<Jobs>, Status> {
         self.redrives.jobs.state().ok_or_else(|| {
             let text = "the topic of redrives was not read yet; retry later";

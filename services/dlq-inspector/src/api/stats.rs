@@ -11,8 +11,8 @@ use redeliver_proto::page::fitting;
 use redeliver_proto::v1;
 use tonic::Status;
 
+use super::Api;
 use super::token::{NameToken, query_hash};
-use super::{Api, query_failed};
 use crate::access::Viewer;
 use crate::dialect::Field;
 use crate::filter::NumberField;
@@ -51,8 +51,7 @@ impl Api {
                 let filter = parsed.resolve(connection)?;
                 index::count_by_topic(connection, &filter, since)
             })
-            .await
-            .map_err(|error| query_failed(&error))?;
+            .await?;
         // The states were read by the query, which may have waited for its turn.
         let completeness = self.completeness_since(&completeness);
         Self::check_states(tests_states, &completeness)?;

@@ -18,11 +18,12 @@ use redeliver_proto::convert::{from_duration, time_of_record, to_duration, to_ti
 use redeliver_proto::error::{invalid, status};
 use redeliver_proto::v1::waiting_service_server::WaitingService;
 use redeliver_proto::{Message, v1};
+use redeliver_service::grpc::Reply;
 use redeliver_service::identity::{self, Withdrawn};
 use redeliver_service::memory_budget::Reservation;
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
-use tonic::{Code, Request, Response, Status};
+use tonic::{Code, Request, Status};
 
 use super::list::page_size;
 use super::redrives::visible::{HIDDEN, sees_destination};
@@ -35,7 +36,7 @@ use crate::waiting::limit::QUEUE_TIMEOUT;
 use crate::waiting::page::{Listing, Order, Row};
 use crate::waiting::scans::{OnProgress, TIMEOUT, TraceError, Traced};
 use crate::waiting::tally::{Detail, Filter, Found};
-use crate::waiting::timeline::{Event, Outcome, Step};
+use crate::waiting::timeline::{Event, Step};
 
 pub(crate) use actions::ActionRequests;
 
@@ -63,13 +64,10 @@ struct Selection {
 impl WaitingService for Api {
     type ListWaitingStream = ResponseStream<v1::ListWaitingResponse>;
 
-    async fn list_waiting(
-        &self,
-        request: Request<v1::ListWaitingRequest>,
-    ) -> Result<Response<Self::ListWaitingStream>, Status> {
-        let viewer = self.viewer(&request)?;
-        let stream = self.list_of_waiting(&viewer, request.into_inner());
-        self.observe("ListWaiting", stream).await
+    async fn list_waiting(&self, request: Request<v1::ListWaitingRequest>) -> Reply<Self::ListWaitingStream> {
+        let (viewer, request) = self.open(request)?;
+        let response = self.list_of_waiting(&viewer, request);
+        self.observe("ListWaiting", response).await
     }
 
     type GetWaitingStatsStream = ResponseStream<v1::GetWaitingStatsResponse>;
@@ -77,70 +75,61 @@ impl WaitingService for Api {
     async fn get_waiting_stats(
         &self,
         request: Request<v1::GetWaitingStatsRequest>,
-    ) -> Result<Response<Self::GetWaitingStatsStream>, Status> {
-        let viewer = self.viewer(&request)?;
-        let stream = self.waiting_stats(&viewer, request.into_inner());
-        self.observe("GetWaitingStats", stream).await
+    ) -> Reply<Self::GetWaitingStatsStream> {
+        let (viewer, request) = self.open(request)?;
+        let response = self.waiting_stats(&viewer, request);
+        self.observe("GetWaitingStats", response).await
     }
 
     type TraceRecordStream = ResponseStream<v1::TraceRecordResponse>;
 
-    async fn trace_record(
-        &self,
-        request: Request<v1::TraceRecordRequest>,
-    ) -> Result<Response<Self::TraceRecordStream>, Status> {
-        let viewer = self.viewer(&request)?;
-        let stream = self.trace(&viewer, request.into_inner());
-        self.observe("TraceRecord", stream).await
+    async fn trace_record(&self, request: Request<v1::TraceRecordRequest>) -> Reply<Self::TraceRecordStream> {
+        let (viewer, request) = self.open(request)?;
+        self.observe("TraceRecord", self.trace(&viewer, request)).await
     }
 
     type FindRecordsStream = ResponseStream<v1::FindRecordsResponse>;
 
-    async fn find_records(
-        &self,
-        request: Request<v1::FindRecordsRequest>,
-    ) -> Result<Response<Self::FindRecordsStream>, Status> {
-        let viewer = self.viewer(&request)?;
-        let stream = self.found_records(&viewer, request.into_inner());
-        self.call("FindRecords", &viewer, stream).await
+    async fn find_records(&self, request: Request<v1::FindRecordsRequest>) -> Reply<Self::FindRecordsStream> {
+        let (viewer, request) = self.open(request)?;
+        let response = self.found_records(&viewer, request);
+        self.call("FindRecords", &viewer, response).await
     }
 
     async fn get_job_outcomes(
         &self,
         request: Request<v1::GetJobOutcomesRequest>,
-    ) -> Result<Response<v1::GetJobOutcomesResponse>, Status> {
-        let viewer = self.viewer(&request)?;
-        let response = self.job_outcomes(&viewer, request.get_ref());
+    ) -> Reply<v1::GetJobOutcomesResponse> {
+        let (viewer, request) = self.open(request)?;
+        let response = self.job_outcomes(&viewer, &request);
         self.observe("GetJobOutcomes", response).await
     }
 
     async fn get_waiting_record(
         &self,
         request: Request<v1::GetWaitingRecordRequest>,
-    ) -> Result<Response<v1::WaitingRecordContents>, Status> {
-        let (viewer, request) = (self.viewer(&request)?, request.into_inner());
-        let response = self.waiting_record(&viewer, request);
-        let response = self.observe("GetWaitingRecord", response).await?;
+    ) -> Reply<v1::WaitingRecordContents> {
+        let (viewer, request) = self.open(request)?;
+        let response = self.observe("GetWaitingRecord", self.waiting_record(&viewer, request));
         self.held(&viewer, response).await
     }
 
     async fn act_on_waiting_records(
         &self,
         request: Request<v1::ActOnWaitingRecordsRequest>,
-    ) -> Result<Response<v1::WaitingActions>, Status> {
-        let (viewer, request) = (self.viewer(&request)?, request.into_inner());
-        let response = self.act(&viewer, request);
-        let response = self.observe("ActOnWaitingRecords", response).await?;
+    ) -> Reply<v1::WaitingActions> {
+        let (viewer, request) = self.open(request)?;
+        let response = self.observe("ActOnWaitingRecords", self.act(&viewer, request));
         self.held(&viewer, response).await
     }
 
     async fn get_waiting_actions(
         &self,
         request: Request<v1::GetWaitingActionsRequest>,
-    ) -> Result<Response<v1::WaitingActions>, Status> {
-        let viewer = self.viewer(&request)?;
-        let response = async { self.actions_of(&viewer, &request.get_ref().request_id) };
-        let response = self.observe("GetWaitingActions", response).await?;
+    ) -> Reply<v1::WaitingActions> {
+        let (viewer, request) = self.open(request)?;
+        let response = async { self.actions_of(&viewer, &request.request_id) };
+        let response = self.observe("GetWaitingActions", response);
         self.held(&viewer, response).await
     }
 }
@@ -659,19 +648,6 @@ fn record_message(row: &Row, pipeline: &Pipeline) -> v1::WaitingRecord {
     }
 }
 
-fn outcome_message(outcome: Outcome) -> v1::TraceOutcome {
-    match outcome {
-        Outcome::New => v1::TraceOutcome::New,
-        Outcome::Waits => v1::TraceOutcome::Waits,
-        Outcome::Due => v1::TraceOutcome::Due,
-        Outcome::Succeeded => v1::TraceOutcome::Succeeded,
-        Outcome::Dead => v1::TraceOutcome::Dead,
-        Outcome::Discarded => v1::TraceOutcome::Discarded,
-        Outcome::Redriven => v1::TraceOutcome::Redriven,
-        Outcome::Unknown => v1::TraceOutcome::Unknown,
-    }
-}
-
 fn trace_message(traced: Traced) -> v1::PipelineTrace {
     v1::PipelineTrace {
         pipeline: traced.pipeline.to_string(),
@@ -679,7 +655,7 @@ fn trace_message(traced: Traced) -> v1::PipelineTrace {
         origin_timestamp: traced.origin_timestamp.and_then(time_of_record),
         steps: traced.timeline.steps.into_iter().map(step_message).collect(),
         truncated: traced.is_truncated,
-        outcome: outcome_message(traced.timeline.outcome).into(),
+        outcome: traced.timeline.outcome.into(),
         next_due: traced.timeline.next_due.and_then(time_of_record),
         gaps: traced.timeline.gaps,
         searched_since: traced.since.and_then(time_of_record),
@@ -706,16 +682,6 @@ fn step_message(
         decision,
     }: Step,
 ) -> v1::TraceStep {
-    let name = match event {
-        Event::Entered => v1::TraceEvent::Entered,
-        Event::Waits => v1::TraceEvent::Waits,
-        Event::Released => v1::TraceEvent::Released,
-        Event::Succeeded => v1::TraceEvent::Succeeded,
-        Event::Died => v1::TraceEvent::Died,
-        Event::Redriven => v1::TraceEvent::Redriven,
-        Event::Discarded => v1::TraceEvent::Discarded,
-        Event::Restored => v1::TraceEvent::Restored,
-    };
     // Nothing was written for it, or it is not there.
     let has_copy = decision.is_none() || !copy.is_dead();
     let facts = copy.facts;
@@ -733,7 +699,7 @@ fn step_message(
         _ => decision.redrive_id,
     };
     v1::TraceStep {
-        event: name.into(),
+        event: event.into(),
         time: facts
             .written
             .filter(|_| has_copy)

@@ -24,7 +24,7 @@ use tonic::{Code, Status};
 use super::list::{batches, is_full, record_bytes};
 use super::progress::Progress;
 use super::token::{QueryHash, ResumeToken, query_hash};
-use super::{ANSWERS, Api, ResponseStream, WATCHERS, query_failed, shutting_down};
+use super::{ANSWERS, Api, ResponseStream, WATCHERS, shutting_down};
 use crate::access::{LimitedFilter, Viewer};
 use crate::audit::Disclosure;
 use crate::filter::NumberField;
@@ -147,7 +147,7 @@ impl Api {
     async fn positions(&self, filter: &Arc<LimitedFilter>) -> Result<Vec<ReadPosition>, Status> {
         let filter = filter.clone();
         let reading = self.pool.watch(move |connection| positions(connection, &filter));
-        reading.await.map_err(|error| query_failed(&error))
+        Ok(reading.await?)
     }
 }
 
@@ -251,7 +251,7 @@ impl Watcher {
             });
             let read = reading.await;
             self.check_build()?;
-            let (progress, unread, stretch) = read.map_err(|error| WatchEnd::Status(query_failed(&error)))?;
+            let (progress, unread, stretch) = read.map_err(|error| WatchEnd::Status(error.into()))?;
             self.progress = progress;
             if unread.is_empty() {
                 break;

@@ -3,7 +3,8 @@
 use std::fmt;
 use std::str::FromStr;
 
-use redeliver_runtime::config::{Findings, display_from_str, is_pointer, pointer_problem};
+use redeliver_core::serde_as_text;
+use redeliver_runtime::config::{Findings, is_pointer, pointer_problem};
 use regex::{Regex, RegexBuilder};
 use regex_automata::hybrid::dfa::{Cache, DFA};
 use regex_automata::nfa::thompson;
@@ -296,21 +297,11 @@ impl PartialEq for Expression {
 
 impl Eq for Expression {}
 
-impl Serialize for FieldPath {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        display_from_str::serialize(self, serializer)
-    }
-}
-
-impl<'de> Deserialize<'de> for FieldPath {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        display_from_str::deserialize(deserializer)
-    }
-}
+serde_as_text!(FieldPath);
 
 impl Serialize for Expression {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        display_from_str::serialize(self, serializer)
+        serializer.collect_str(self)
     }
 }
 

@@ -1,7 +1,7 @@
 //! `dlq_inspector.pipeline_audit`: whether each record of a pipeline is exactly once in its output, dead or waiting.
 
 use redeliver_core::HumanDuration;
-use redeliver_runtime::config::{Findings, display_from_str};
+use redeliver_runtime::config::Findings;
 use serde::{Deserialize, Serialize};
 
 /// `dlq_inspector.pipeline_audit`.
@@ -11,7 +11,6 @@ pub struct PipelineAuditConfig {
     /// Whether this process audits all pipelines.
     pub enabled: bool,
     /// The time between two passes.
-    #[serde(with = "display_from_str")]
     pub interval: HumanDuration,
     /// The maximum number of bytes of records that are read per second.
     pub bytes_per_second: u64,
@@ -32,10 +31,7 @@ impl Default for PipelineAuditConfig {
 
 impl PipelineAuditConfig {
     pub(super) fn check(&self, findings: &mut Findings<'_>) {
-        let (least, most) = (HumanDuration::from_secs(1), HumanDuration::from_secs(86_400));
-        if !(least..=most).contains(&self.interval) {
-            findings.report("pipeline_audit.interval", "must be from 1s to 1d");
-        }
+        findings.seconds("pipeline_audit.interval", self.interval, 1..=86_400);
         if self.bytes_per_second < 1_000 {
             findings.report("pipeline_audit.bytes_per_second", "must be at least 1000");
         }

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use redeliver_core::HumanDuration;
 use redeliver_core::pipeline::is_topic_name;
-use redeliver_runtime::config::{Findings, KafkaConfig, display_from_str};
+use redeliver_runtime::config::{Findings, KafkaConfig};
 use serde::{Deserialize, Serialize};
 
 /// The topic of the jobs, without a prefix.
@@ -27,7 +27,6 @@ pub struct RedriveConfig {
     /// Whether callers may have records written with other contents.
     pub edit: bool,
     /// How long after Kafka has deleted a dead letter its entry is removed from the ledger. `None`: it stays.
-    #[serde(with = "display_from_str::optional")]
     pub remove_entries_after: Option<HumanDuration>,
 }
 
@@ -65,11 +64,7 @@ impl RedriveConfig {
         }
         findings.range("redrive.max_count", self.max_count, 1..=1_000);
         if let Some(after) = self.remove_entries_after {
-            let (second, year) = (
-                HumanDuration::from_secs(1),
-                HumanDuration::from_secs(366 * 86_400),
-            );
-            findings.range("redrive.remove_entries_after", after, second..=year);
+            findings.seconds("redrive.remove_entries_after", after, 1..=366 * 86_400);
         }
     }
 

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use redeliver_core::HumanDuration;
-use redeliver_runtime::config::{Findings, Secret, Url, display_from_str, endpoint_url};
+use redeliver_runtime::config::{Findings, Secret, Url, endpoint_url};
 use serde::{Deserialize, Serialize};
 
 /// A receiver of [Standard Webhooks](https://www.standardwebhooks.com).
@@ -20,7 +20,7 @@ pub struct WebhookConfig {
     #[serde(default)]
     pub ca_file: Option<PathBuf>,
     /// How long a circuit breaker is open before it is sent.
-    #[serde(default = "breaker_after", with = "display_from_str")]
+    #[serde(default = "breaker_after")]
     pub breaker_after: HumanDuration,
 }
 

@@ -6,6 +6,7 @@ use std::fmt;
 
 use redeliver_core::pipeline::{ReturnTo, TopicRole};
 use redeliver_core::{Pipeline, Position, Timestamp};
+pub(crate) use redeliver_proto::v1::{TraceEvent as Event, TraceOutcome as Outcome};
 
 use super::decision::Decision;
 use super::facts::Facts;
@@ -47,18 +48,6 @@ pub(crate) struct Entered {
     pub(crate) is_unread: bool,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Event {
-    Entered,
-    Waits,
-    Released,
-    Succeeded,
-    Died,
-    Redriven,
-    Discarded,
-    Restored,
-}
-
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Step {
     pub(crate) event: Event,
@@ -67,19 +56,6 @@ pub(crate) struct Step {
     pub(crate) copy: RecordCopy,
     /// Who has decided it, when, and why.
     pub(crate) decision: Option<Decision>,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Outcome {
-    New,
-    Waits,
-    Due,
-    Succeeded,
-    Dead,
-    Discarded,
-    /// To a topic of others, where it is a new record.
-    Redriven,
-    Unknown,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -296,7 +272,8 @@ fn outcome(pipeline: &Pipeline, last: &Step) -> Outcome {
         (Event::Entered, true) => Outcome::New,
         (Event::Waits, true) => Outcome::Waits,
         (Event::Released | Event::Redriven, true) => Outcome::Due,
-        (Event::Entered | Event::Waits | Event::Released | Event::Redriven, false) => Outcome::Unknown,
+        (Event::Entered | Event::Waits | Event::Released | Event::Redriven, false)
+        | (Event::Unspecified, _) => Outcome::Unknown,
     }
 }
 

@@ -82,7 +82,7 @@ fn rank(outcome: Outcome, time: Option<Timestamp>) -> Rank {
         Outcome::Waits | Outcome::Due => 3,
         Outcome::New => 2,
         Outcome::Succeeded | Outcome::Dead | Outcome::Discarded => 1,
-        Outcome::Redriven | Outcome::Unknown => 0,
+        Outcome::Redriven | Outcome::Unknown | Outcome::Unspecified => 0,
     };
     (certainty, time)
 }

@@ -8,7 +8,6 @@ use redeliver_client::messages::{AuditEntry, ListAuditEntriesRequest, ListedAudi
 use redeliver_client::{AuditClient, Timestamp};
 use serde_json::json;
 
-use super::InspectorArgs;
 use crate::connection::CliError;
 use crate::output::{Column, Json, OutputArgs, Text as _, object, print_items};
 use crate::pages::read_pages;
@@ -36,8 +35,6 @@ pub(super) struct AuditArgs {
     limit: u32,
     #[command(flatten)]
     output: OutputArgs,
-    #[command(flatten)]
-    pub(super) inspector: InspectorArgs,
 }
 
 pub(super) async fn run(client: &AuditClient, args: &AuditArgs) -> Result<ExitCode, CliError> {

@@ -9,7 +9,7 @@ use redeliver_client::messages::{Completeness, DeadLetterCounts, GetDeadLetterSt
 use serde_json::{Map, json};
 
 use super::completeness::CompleteArgs;
-use super::{FilterArgs, InspectorArgs, ReasonArgs};
+use super::{FilterArgs, ReasonArgs};
 use crate::connection::CliError;
 use crate::output::{Json, in_one_line, object, print_json, table};
 
@@ -39,8 +39,6 @@ pub(super) struct CountArgs {
         hide_possible_values = true
     )]
     format: CountFormat,
-    #[command(flatten)]
-    pub(super) inspector: InspectorArgs,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]

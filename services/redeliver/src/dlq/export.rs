@@ -19,7 +19,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::completeness::{EXIT_INCOMPLETE, warn};
 use super::outage::Outage;
-use super::{InspectorArgs, RangeArgs, ReasonArgs};
+use super::{RangeArgs, ReasonArgs};
 use crate::connection::CliError;
 use crate::progress::Progress;
 use target::Target;
@@ -53,8 +53,6 @@ pub(super) struct ExportArgs {
     force: bool,
     #[command(flatten)]
     pub(super) reason: ReasonArgs,
-    #[command(flatten)]
-    pub(super) inspector: InspectorArgs,
 }
 
 impl ExportArgs {
@@ -71,16 +69,18 @@ pub(super) async fn run(
     client: &DeadLetterClient,
     args: &ExportArgs,
     target: Target,
+    timeout: Duration,
 ) -> Result<ExitCode, CliError> {
     let filter = args.range.add_to(args.filter.as_deref().unwrap_or_default())?;
+    let export = Export::new(client, timeout, &filter);
     if !target.is_file() {
-        return Export::new(client, args, &filter).write(target).await;
+        return export.write(target).await;
     }
     // So that the temporary file is removed.
     let interrupted = CancellationToken::new();
     on_signals(interrupted.clone()).map_err(|error| CliError::Io("handling signals", error))?;
     tokio::select! {
-        result = Export::new(client, args, &filter).write(target) => result,
+        result = export.write(target) => result,
         () = interrupted.cancelled() => Err(CliError::failed("interrupted; the file was not written")),
     }
 }
@@ -97,11 +97,11 @@ struct Export<'a> {
 }
 
 impl<'a> Export<'a> {
-    fn new(client: &'a DeadLetterClient, args: &ExportArgs, filter: &'a str) -> Self {
+    fn new(client: &'a DeadLetterClient, timeout: Duration, filter: &'a str) -> Self {
         Self {
             client,
             filter,
-            timeout: args.inspector.connection.timeout(),
+            timeout,
             outage: Outage::new(Some(MAX_OUTAGE)),
             progress: Progress::new("dead letters"),
             partial: BTreeMap::new(),

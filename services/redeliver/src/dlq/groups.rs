@@ -12,7 +12,7 @@ use redeliver_client::{Code, DeadLetterClient, Timestamp};
 use serde_json::{Map, json};
 
 use super::completeness::CompleteArgs;
-use super::{FilterArgs, InspectorArgs, open, read_answer};
+use super::{FilterArgs, open, read_answer};
 use crate::connection::CliError;
 use crate::output::{Column, Json, OutputArgs, Text as _, fields, object, print_answer, print_item};
 use crate::times::future;
@@ -37,8 +37,6 @@ pub(super) struct GroupsArgs {
     complete: CompleteArgs,
     #[command(flatten)]
     output: OutputArgs,
-    #[command(flatten)]
-    pub(super) inspector: InspectorArgs,
 }
 
 #[derive(Clone, Copy, ValueEnum)]
@@ -123,8 +121,6 @@ struct ChangeArgs {
     expected_revision: Option<u64>,
     #[command(flatten)]
     output: OutputArgs,
-    #[command(flatten)]
-    inspector: InspectorArgs,
 }
 
 #[derive(Args)]
@@ -136,22 +132,11 @@ struct ShowGroupArgs {
     complete: CompleteArgs,
     #[command(flatten)]
     output: OutputArgs,
-    #[command(flatten)]
-    inspector: InspectorArgs,
 }
 
 impl GroupArgs {
     pub(super) fn changes(&self) -> bool {
         !matches!(self.verb, GroupVerb::Show(_))
-    }
-
-    pub(super) fn inspector(&self) -> &InspectorArgs {
-        match &self.verb {
-            GroupVerb::Show(args) => &args.inspector,
-            GroupVerb::Resolve(args) | GroupVerb::Reopen(args) => &args.change.inspector,
-            GroupVerb::Mute(args) => &args.change.inspector,
-            GroupVerb::Note(args) => &args.change.inspector,
-        }
     }
 }
 

@@ -15,10 +15,10 @@ use redeliver_client::{ClientError, RedriveClient, Timestamp};
 use redeliver_core::error_chain::error_chain;
 use redeliver_core::{Clock as _, HumanDuration, SystemClock};
 
+use super::RangeArgs;
 use super::completeness::EXIT_INCOMPLETE;
 use super::outage::Outage;
 use super::show::WITHHELD;
-use super::{InspectorArgs, RangeArgs};
 use crate::connection::CliError;
 use crate::output::{
     Column, Format, Json, OutputArgs, Text as _, fields, in_one_line, line, object, print_item, print_items,
@@ -97,8 +97,6 @@ pub(super) struct RunArgs {
     no_wait: bool,
     #[command(flatten)]
     output: OutputArgs,
-    #[command(flatten)]
-    pub(super) inspector: InspectorArgs,
 }
 
 /// Where records are written, and which.
@@ -153,7 +151,7 @@ pub(super) struct RedrivesArgs {
 #[derive(Subcommand)]
 enum RedrivesVerb {
     /// List redrives, discards and restores, newest first
-    Ls(ListArgs),
+    Ls(OutputArgs),
     /// Show a job
     Show(JobIdArgs),
     /// List the outcome of each dead letter of a job
@@ -174,22 +172,12 @@ enum RedrivesVerb {
 }
 
 #[derive(Args)]
-struct ListArgs {
-    #[command(flatten)]
-    output: OutputArgs,
-    #[command(flatten)]
-    inspector: InspectorArgs,
-}
-
-#[derive(Args)]
 struct JobIdArgs {
     /// Job id
     #[arg(value_name = "ID")]
     id: String,
     #[command(flatten)]
     output: OutputArgs,
-    #[command(flatten)]
-    inspector: InspectorArgs,
 }
 
 #[derive(Args)]
@@ -228,18 +216,6 @@ struct ItemsArgs {
     job: JobIdArgs,
 }
 
-impl RedriveArgs {
-    pub(super) fn inspector(&self) -> &InspectorArgs {
-        &self.job.run.inspector
-    }
-}
-
-impl DiscardArgs {
-    pub(super) fn inspector(&self) -> &InspectorArgs {
-        &self.job.run.inspector
-    }
-}
-
 impl RedrivesArgs {
     pub(super) fn changes(&self) -> bool {
         match &self.verb {
@@ -251,19 +227,6 @@ impl RedrivesArgs {
             | RedrivesVerb::Resume(_)
             | RedrivesVerb::Cancel(_)
             | RedrivesVerb::Rate(_) => true,
-        }
-    }
-
-    pub(super) fn inspector(&self) -> &InspectorArgs {
-        match &self.verb {
-            RedrivesVerb::Ls(args) => &args.inspector,
-            RedrivesVerb::Show(args) | RedrivesVerb::Wait(args) => &args.inspector,
-            RedrivesVerb::Items(args) => &args.job.inspector,
-            RedrivesVerb::Pause(args) | RedrivesVerb::Resume(args) | RedrivesVerb::Cancel(args) => {
-                &args.job.inspector
-            }
-            RedrivesVerb::Start(args) => &args.change.job.inspector,
-            RedrivesVerb::Rate(args) => &args.change.job.inspector,
         }
     }
 }
@@ -596,7 +559,7 @@ fn has_done_all(job: &Redrive) -> bool {
 
 pub(super) async fn run(client: &RedriveClient, args: &RedrivesArgs) -> Result<ExitCode, CliError> {
     let (job, args) = match &args.verb {
-        RedrivesVerb::Ls(args) => return list(client, args).await,
+        RedrivesVerb::Ls(output) => return list(client, *output).await,
         RedrivesVerb::Items(args) => return items(client, args).await,
         RedrivesVerb::Wait(args) => {
             let ended = wait(client, &args.id, args.output.format).await?;
@@ -627,8 +590,7 @@ pub(super) async fn run(client: &RedriveClient, args: &RedrivesArgs) -> Result<E
     Ok(ExitCode::SUCCESS)
 }
 
-async fn list(client: &RedriveClient, args: &ListArgs) -> Result<ExitCode, CliError> {
-    let format = args.output.format;
+async fn list(client: &RedriveClient, OutputArgs { format }: OutputArgs) -> Result<ExitCode, CliError> {
     let pages = read_pages(u32::MAX, format, as_json, async |page_size, page_token| {
         let request = ListRedrivesRequest {
             page_size,

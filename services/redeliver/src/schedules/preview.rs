@@ -9,17 +9,15 @@ use redeliver_client::messages::preview_schedule_request::Schedule as Previewed;
 use redeliver_client::messages::{OccurrencePreview, OccurrenceReason, PreviewScheduleRequest};
 use redeliver_core::{Clock as _, SystemClock};
 use redeliver_recurrence::{Progress, Schedule, ScheduleId};
-use redeliver_runtime::cli::CommonArgs;
 use redeliver_scheduler::api::OccurrenceView;
 use redeliver_scheduler::request::{Format, check_recurrence};
 use redeliver_scheduler::schedules::write_preview;
 use serde_json::json;
 
 use super::definition::{TimingArgs, default_zone, read_definition};
-use super::failure;
+use super::{Scheduler, failure};
 use crate::config::Config;
 use crate::connection::CliError;
-use crate::jobs::SchedulerArgs;
 use crate::output::{Column, OutputArgs, Text as _, print_items};
 
 #[derive(Args)]
@@ -43,15 +41,9 @@ pub(super) struct PreviewArgs {
     after: Option<Timestamp>,
     #[command(flatten)]
     output: OutputArgs,
-    #[command(flatten)]
-    scheduler: SchedulerArgs,
 }
 
 impl PreviewArgs {
-    pub(super) fn common(&self) -> &CommonArgs {
-        &self.scheduler.common
-    }
-
     /// The occurrences of a definition.
     fn of_definition(&self, config: &Config) -> Result<Vec<OccurrencePreview>, CliError> {
         let spec = match &self.file {
@@ -71,10 +63,10 @@ impl PreviewArgs {
     }
 }
 
-pub(super) async fn run(config: &Config, args: &PreviewArgs) -> Result<ExitCode, CliError> {
+pub(super) async fn run(scheduler: Scheduler<'_>, args: &PreviewArgs) -> Result<ExitCode, CliError> {
     let occurrences = match &args.id {
         Some(id) => {
-            let client = args.scheduler.connect_to_schedules(config).await?;
+            let client = scheduler.connect().await?;
             let request = PreviewScheduleRequest {
                 schedule: Some(Previewed::Id(id.clone())),
                 after: args.after.map(to_timestamp),
@@ -83,7 +75,7 @@ pub(super) async fn run(config: &Config, args: &PreviewArgs) -> Result<ExitCode,
             let preview = client.preview(request).await;
             preview.map_err(|error| failure(id, error))?.occurrences
         }
-        None => args.of_definition(config)?,
+        None => args.of_definition(scheduler.config)?,
     };
     let as_json = |occurrence: &OccurrencePreview| json!(OccurrenceView::from(occurrence.clone()));
     print_items(args.output.format, &COLUMNS, &occurrences, as_json);

@@ -8,13 +8,14 @@ use std::sync::Arc;
 
 use futures::future::join_all;
 use prometheus_client::metrics::counter::Counter;
-use redeliver_core::{Clock, Failure, Headers};
+use redeliver_core::{Clock, Failure};
 use redeliver_proto::v1::change_schedule::Change;
 use redeliver_proto::{auth, v1};
 use redeliver_service::audit::{Action as Recorded, AuditEntry, AuditWriter, MAX_IDS};
 use redeliver_service::identity::Identity;
 use tokio::sync::{mpsc, oneshot};
 
+use super::call::Call;
 use super::error::RequestError;
 use super::schedules::view::ScheduleView;
 use crate::request::{JobRef, WaitAction, WaitChange, When};
@@ -24,15 +25,6 @@ pub(super) const ENTRIES: usize = 1_000;
 
 /// The maximum size of a reason in bytes.
 const MAX_REASON: usize = 1_000;
-
-/// What comes with a request for a change, besides the change.
-#[derive(Clone, Debug, Default)]
-pub(crate) struct Asked {
-    /// The caller's trace context.
-    pub(crate) trace: Headers,
-    /// Why, in the words of the caller.
-    pub(crate) reason: String,
-}
 
 /// Records changes. Cheap to clone.
 #[derive(Clone)]
@@ -70,13 +62,12 @@ impl ChangeLog {
     /// Records a change of a schedule.
     pub(super) async fn record_schedule(
         &self,
-        caller: &Identity,
+        call: &Call,
         change: &v1::ChangeSchedule,
-        reason: &str,
     ) -> Result<(), RequestError> {
         let (action, details) = described(change);
-        self.record(entry(caller, action, &change.id, details, reason))
-            .await
+        let entry = entry(&call.caller, action, &change.id, details, &call.reason);
+        self.record(entry).await
     }
 
     /// Records that a change of a schedule was refused, after it was recorded. Its caller gets the refusal in any case.
@@ -93,29 +84,23 @@ impl ChangeLog {
     }
 
     /// Records the cancellation of a job.
-    pub(super) async fn record_cancellation(
-        &self,
-        caller: &Identity,
-        job: &JobRef,
-        reason: &str,
-    ) -> Result<(), RequestError> {
-        self.record_job(caller, Recorded::CancelJobs, job, String::new(), reason)
+    pub(super) async fn record_cancellation(&self, call: &Call, job: &JobRef) -> Result<(), RequestError> {
+        self.record_job(call, Recorded::CancelJobs, job, String::new())
             .await
     }
 
     /// Records the new due time of a job.
     pub(super) async fn record_new_time(
         &self,
-        caller: &Identity,
+        call: &Call,
         job: &JobRef,
         when: When,
-        reason: &str,
     ) -> Result<(), RequestError> {
         let details = match when {
             When::At(time) => format!("due at {time}"),
             When::After(delay) => format!("due after {delay}"),
         };
-        self.record_job(caller, Recorded::RescheduleJobs, job, details, reason)
+        self.record_job(call, Recorded::RescheduleJobs, job, details)
             .await
     }
 
@@ -139,11 +124,10 @@ impl ChangeLog {
 
     async fn record_job(
         &self,
-        caller: &Identity,
+        call: &Call,
         action: Recorded,
         job: &JobRef,
         details: String,
-        reason: &str,
     ) -> Result<(), RequestError> {
         if !self.records_jobs {
             return Ok(());
@@ -152,7 +136,7 @@ impl ChangeLog {
             JobRef::Id(id) => id.to_string(),
             JobRef::Key { app, key } => format!("{app}/{key}"),
         };
-        let entry = entry(caller, action, &target, details, reason);
+        let entry = entry(&call.caller, action, &target, details, &call.reason);
         self.record(AuditEntry { count: 1, ..entry }).await
     }
 

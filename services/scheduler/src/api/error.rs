@@ -418,9 +418,15 @@ fn whole_seconds(duration: Duration) -> u32 {
     u32::try_from(seconds).unwrap_or(u32::MAX)
 }
 
-impl From<RequestError> for Problem {
+impl<E: Into<RequestError>> From<E> for Problem {
+    fn from(error: E) -> Self {
+        error.into().into_problem()
+    }
+}
+
+impl From<RequestError> for Status {
     fn from(error: RequestError) -> Self {
-        error.into_problem()
+        error.into_status()
     }
 }
 

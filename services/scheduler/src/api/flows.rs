@@ -10,9 +10,9 @@ use redeliver_proto::convert::to_timestamp;
 use redeliver_proto::v1;
 use redeliver_runtime::config::{Area, Verb};
 use redeliver_service::host::Host;
-use redeliver_service::identity::Identity;
 use redeliver_service::idle::Dispatch;
 
+use super::call::Call;
 use super::completeness::{KafkaWait, read_complete};
 use super::error::RequestError;
 use super::jobs::Jobs;
@@ -49,7 +49,8 @@ pub(super) fn run_until_dispatched<I: Index>(host: &mut Host, jobs: &Arc<Jobs<I>
 
 impl<I: Index> Jobs<I> {
     /// The applications of the configuration that the caller may read, by name.
-    pub(crate) async fn applications(&self, caller: &Identity) -> Result<Vec<v1::Application>, RequestError> {
+    pub(crate) async fn applications(&self, call: &Call) -> Result<Vec<v1::Application>, RequestError> {
+        let caller = &call.caller;
         self.require_some(caller, Verb::Read, "list_applications")?;
         let states = self.app_states.current();
         let of_config = self.rules.apps.iter();

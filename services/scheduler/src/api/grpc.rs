@@ -2,20 +2,17 @@
 
 use std::sync::Arc;
 
-use redeliver_core::{Failure, Headers};
 use redeliver_proto::convert::from_state;
+use redeliver_proto::v1;
 use redeliver_proto::v1::job_service_server::JobService;
-use redeliver_proto::{auth, v1};
-use redeliver_service::identity::grpc::caller;
-use tonic::metadata::{MetadataMap, MetadataValue};
-use tonic::{Request, Response, Status};
+use redeliver_service::grpc::Reply;
+use tonic::{Request, Response};
 
-use super::changes::{Asked, read_reason};
+use super::call::Call;
 use super::error::RequestError;
-use super::jobs::{Accepted, Jobs, trace_headers};
+use super::jobs::{Accepted, Jobs};
 use super::list::{JobPage, ListJobs};
 use crate::index::Index;
-use crate::job::JobId;
 use crate::request::{Field, Format, JobRef, read_id, read_job_ref, read_timestamp, read_when};
 
 /// The gRPC service.
@@ -27,30 +24,12 @@ impl<I> Service<I> {
     }
 }
 
-pub(super) fn trace(metadata: &MetadataMap) -> Headers {
-    trace_headers(|name| metadata.get(name).map(MetadataValue::as_bytes))
-}
-
-/// What comes with a request for a change.
-pub(super) fn asked(metadata: &MetadataMap) -> Result<Asked, Status> {
-    let encoded = metadata
-        .get(auth::REASON)
-        .map_or(&b""[..], MetadataValue::as_bytes);
-    let reason = read_reason(encoded).map_err(|failure| RequestError::from(failure).into_status())?;
-    let trace = trace(metadata);
-    Ok(Asked { trace, reason })
-}
-
-fn parse_id(text: &str) -> Result<JobId, Status> {
-    read_id(Field("id"), Format::Protobuf, text).map_err(|failure| RequestError::from(failure).into_status())
-}
-
 /// The application of a request; `None` if it names none.
 pub(super) fn named(app: &str) -> Option<&str> {
     (!app.is_empty()).then_some(app)
 }
 
-fn list_jobs(request: v1::ListJobsRequest) -> Result<ListJobs, Failure> {
+fn list_jobs(request: v1::ListJobsRequest) -> Result<ListJobs, RequestError> {
     let state = v1::JobState::try_from(request.state).map_err(|_| {
         let problem = format!(
             "is {}; expected 1 (scheduled), or 0 for the default",
@@ -71,9 +50,8 @@ fn list_jobs(request: v1::ListJobsRequest) -> Result<ListJobs, Failure> {
     })
 }
 
-fn parse_job_ref(id: &str, app: &str, key: &str) -> Result<JobRef, Status> {
-    let job = read_job_ref(Field("id"), Format::Protobuf, id, app, key);
-    job.map_err(|failure| RequestError::from(failure).into_status())
+fn parse_job_ref(id: &str, app: &str, key: &str) -> Result<JobRef, RequestError> {
+    Ok(read_job_ref(Field("id"), Format::Protobuf, id, app, key)?)
 }
 
 fn schedule_response(accepted: Accepted) -> v1::ScheduleJobResponse {
@@ -90,40 +68,20 @@ fn schedule_response(accepted: Accepted) -> v1::ScheduleJobResponse {
 
 #[tonic::async_trait]
 impl<I: Index> JobService for Service<I> {
-    async fn schedule_job(
-        &self,
-        request: Request<v1::ScheduleJobRequest>,
-    ) -> Result<Response<v1::ScheduleJobResponse>, Status> {
-        let (caller, trace) = (caller(&request)?, trace(request.metadata()));
-        let v1::ScheduleJobRequest { job, no_wait } = request.into_inner();
-        let scheduled = self
-            .0
-            .schedule(
-                &caller,
-                job.unwrap_or_default(),
-                Format::Protobuf,
-                !no_wait,
-                trace,
-            )
-            .await;
-        let accepted = scheduled.map_err(RequestError::into_status)?;
+    async fn schedule_job(&self, request: Request<v1::ScheduleJobRequest>) -> Reply<v1::ScheduleJobResponse> {
+        let (call, v1::ScheduleJobRequest { job, no_wait }) = Call::of(request)?;
+        let accepted = self.0.schedule(&call, job.unwrap_or_default(), !no_wait).await?;
         Ok(Response::new(schedule_response(accepted)))
     }
 
     async fn batch_schedule_jobs(
         &self,
         request: Request<v1::BatchScheduleJobsRequest>,
-    ) -> Result<Response<v1::BatchScheduleJobsResponse>, Status> {
-        let (caller, trace) = (caller(&request)?, trace(request.metadata()));
-        let v1::BatchScheduleJobsRequest { jobs, no_wait } = request.into_inner();
-        let checked = self.0.check_batch(&caller, jobs.len(), Format::Protobuf);
-        checked.map_err(RequestError::into_status)?;
+    ) -> Reply<v1::BatchScheduleJobsResponse> {
+        let (call, v1::BatchScheduleJobsRequest { jobs, no_wait }) = Call::of(request)?;
+        self.0.check_batch(&call, jobs.len())?;
         let specs = jobs.into_iter().map(Ok).collect();
-        let batch = self
-            .0
-            .schedule_batch(&caller, specs, Format::Protobuf, !no_wait, trace)
-            .await;
-        let results = batch.map_err(RequestError::into_status)?.into_iter();
+        let results = self.0.schedule_batch(&call, specs, !no_wait).await.into_iter();
         let results = results.map(|result| v1::BatchScheduleResult {
             result: Some(match result {
                 Ok(accepted) => v1::batch_schedule_result::Result::Scheduled(schedule_response(accepted)),
@@ -134,105 +92,74 @@ impl<I: Index> JobService for Service<I> {
         Ok(Response::new(v1::BatchScheduleJobsResponse { results }))
     }
 
-    async fn get_job(&self, request: Request<v1::GetJobRequest>) -> Result<Response<v1::Job>, Status> {
-        let id = parse_id(&request.get_ref().id)?;
-        let job = self.0.get(&caller(&request)?, id).await;
-        job.map(Response::new).map_err(RequestError::into_status)
+    async fn get_job(&self, request: Request<v1::GetJobRequest>) -> Reply<v1::Job> {
+        let (call, v1::GetJobRequest { id }) = Call::of(request)?;
+        let id = read_id(Field("id"), Format::Protobuf, &id).map_err(RequestError::from)?;
+        Ok(Response::new(self.0.get(&call, id).await?))
     }
 
-    async fn cancel_job(
-        &self,
-        request: Request<v1::CancelJobRequest>,
-    ) -> Result<Response<v1::CancelJobResponse>, Status> {
-        let (caller, asked) = (caller(&request)?, asked(request.metadata())?);
-        let v1::CancelJobRequest {
-            id,
-            app,
-            idempotency_key,
-        } = request.into_inner();
-        let job = parse_job_ref(&id, &app, &idempotency_key)?;
-        let cancelled = self.0.cancel(&caller, job, Format::Protobuf, asked).await;
-        let v1::CommandOutcome { outcome, job, .. } = cancelled.map_err(RequestError::into_status)?;
+    async fn cancel_job(&self, request: Request<v1::CancelJobRequest>) -> Reply<v1::CancelJobResponse> {
+        let (call, request) = Call::of(request)?;
+        let job = parse_job_ref(&request.id, &request.app, &request.idempotency_key)?;
+        let v1::CommandOutcome { outcome, job, .. } = self.0.cancel(&call, &job).await?;
         Ok(Response::new(v1::CancelJobResponse { outcome, job }))
     }
 
     async fn reschedule_job(
         &self,
         request: Request<v1::RescheduleJobRequest>,
-    ) -> Result<Response<v1::RescheduleJobResponse>, Status> {
-        let (caller, asked) = (caller(&request)?, asked(request.metadata())?);
-        let v1::RescheduleJobRequest {
-            id,
-            when,
-            app,
-            idempotency_key,
-        } = request.into_inner();
-        let job = parse_job_ref(&id, &app, &idempotency_key)?;
-        let when = when.map(|when| match when {
+    ) -> Reply<v1::RescheduleJobResponse> {
+        let (call, request) = Call::of(request)?;
+        let job = parse_job_ref(&request.id, &request.app, &request.idempotency_key)?;
+        let when = request.when.map(|when| match when {
             v1::reschedule_job_request::When::ScheduledTime(time) => {
                 v1::reschedule_job::When::ScheduledTime(time)
             }
             v1::reschedule_job_request::When::Delay(delay) => v1::reschedule_job::When::Delay(delay),
         });
-        let when = read_when(when.as_ref()).map_err(|failure| RequestError::from(failure).into_status())?;
-        let rescheduled = self
-            .0
-            .reschedule(&caller, job, when, Format::Protobuf, asked)
-            .await;
-        let v1::CommandOutcome { outcome, job, .. } = rescheduled.map_err(RequestError::into_status)?;
+        let when = read_when(when.as_ref()).map_err(RequestError::from)?;
+        let v1::CommandOutcome { outcome, job, .. } = self.0.reschedule(&call, &job, when).await?;
         Ok(Response::new(v1::RescheduleJobResponse { outcome, job }))
     }
 
     async fn act_on_long_wait(
         &self,
         request: Request<v1::ActOnLongWaitRequest>,
-    ) -> Result<Response<v1::ActOnLongWaitResponse>, Status> {
-        let (caller, asked) = (caller(&request)?, asked(request.metadata())?);
-        let v1::ActOnLongWaitRequest { id, action } = request.into_inner();
+    ) -> Reply<v1::ActOnLongWaitResponse> {
+        let (call, v1::ActOnLongWaitRequest { id, action }) = Call::of(request)?;
         let act = v1::ActOnLongWait {
             id,
             action,
             ..v1::ActOnLongWait::default()
         };
-        let acted = self.0.act_on_wait(&caller, act, Format::Protobuf, asked).await;
-        let v1::CommandOutcome { outcome, job, .. } = acted.map_err(RequestError::into_status)?;
+        let v1::CommandOutcome { outcome, job, .. } = self.0.act_on_wait(&call, act).await?;
         Ok(Response::new(v1::ActOnLongWaitResponse { outcome, job }))
     }
 
-    async fn list_jobs(
-        &self,
-        request: Request<v1::ListJobsRequest>,
-    ) -> Result<Response<v1::ListJobsResponse>, Status> {
-        let caller = caller(&request)?;
-        let list =
-            list_jobs(request.into_inner()).map_err(|failure| RequestError::from(failure).into_status())?;
-        let page = self.0.list(&caller, &list, Format::Protobuf).await;
+    async fn list_jobs(&self, request: Request<v1::ListJobsRequest>) -> Reply<v1::ListJobsResponse> {
+        let (call, request) = Call::of(request)?;
         let JobPage {
             jobs,
             next_page_token,
-        } = page.map_err(RequestError::into_status)?;
+        } = self.0.list(&call, &list_jobs(request)?).await?;
         Ok(Response::new(v1::ListJobsResponse {
             jobs,
             next_page_token,
         }))
     }
 
-    async fn get_stats(&self, request: Request<v1::GetStatsRequest>) -> Result<Response<v1::Stats>, Status> {
-        let caller = caller(&request)?;
-        let v1::GetStatsRequest { minutes, app } = request.into_inner();
-        let stats = self
-            .0
-            .stats(&caller, named(&app), minutes, Format::Protobuf)
-            .await;
-        stats.map(Response::new).map_err(RequestError::into_status)
+    async fn get_stats(&self, request: Request<v1::GetStatsRequest>) -> Reply<v1::Stats> {
+        let (call, v1::GetStatsRequest { minutes, app }) = Call::of(request)?;
+        let stats = self.0.stats(&call, named(&app), minutes).await?;
+        Ok(Response::new(stats))
     }
 
     async fn list_applications(
         &self,
         request: Request<v1::ListApplicationsRequest>,
-    ) -> Result<Response<v1::ListApplicationsResponse>, Status> {
-        let applications = self.0.applications(&caller(&request)?).await;
-        let applications = applications.map_err(RequestError::into_status)?;
+    ) -> Reply<v1::ListApplicationsResponse> {
+        let (call, _) = Call::of(request)?;
+        let applications = self.0.applications(&call).await?;
         Ok(Response::new(v1::ListApplicationsResponse { applications }))
     }
 }

@@ -26,7 +26,6 @@ use std::time::Duration;
 
 use futures::future::join_all;
 use futures::{StreamExt as _, TryStreamExt as _, stream};
-use redeliver_core::headers::{TRACEPARENT, TRACESTATE};
 use redeliver_core::{Clock, Headers, Output, Pipeline, Position, Timestamp};
 use redeliver_kafka::TopicWatch;
 use redeliver_kafka::murmur2::shard_of;
@@ -42,7 +41,8 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use super::body_budget::BodyBudget;
-use super::changes::{Asked, ChangeLog};
+use super::call::Call;
+use super::changes::ChangeLog;
 use super::completeness::{self, Completeness, KafkaWait, PartitionEnd, StatePartition, read_complete};
 use super::error::RequestError;
 use super::error_parts::{NoOutcome, Pending, PendingJob};
@@ -130,29 +130,21 @@ impl<I: Index> Jobs<I> {
     /// Schedules a job. Without `wait`, returns as soon as the request is in Kafka.
     pub(crate) async fn schedule(
         &self,
-        caller: &Identity,
+        call: &Call,
         spec: v1::JobSpec,
-        format: Format,
         wait: bool,
-        trace: Headers,
     ) -> Result<Accepted, RequestError> {
-        let deadline = Instant::now() + OUTCOME_TIMEOUT;
-        self.schedule_one(caller, spec, format, wait, trace, deadline)
+        self.schedule_one(call, spec, wait, Instant::now() + OUTCOME_TIMEOUT)
             .await
     }
 
     /// Checks and counts the jobs of a batch, before any of them is parsed: a parsed job takes many times the memory of its text.
-    pub(crate) fn check_batch(
-        &self,
-        caller: &Identity,
-        jobs: usize,
-        format: Format,
-    ) -> Result<(), RequestError> {
+    pub(crate) fn check_batch(&self, call: &Call, jobs: usize) -> Result<(), RequestError> {
         if jobs == 0 || jobs > MAX_BATCH {
             let problem = format!("has {jobs} jobs; write 1 to {MAX_BATCH}");
-            return Err(Field("jobs").malformed(format, &problem).into());
+            return Err(Field("jobs").malformed(call.format, &problem).into());
         }
-        let counted = self.rates.take_batch(caller, jobs);
+        let counted = self.rates.take_batch(&call.caller, jobs);
         counted.map_err(RequestError::RateLimited)
     }
 
@@ -160,39 +152,35 @@ impl<I: Index> Jobs<I> {
     /// at once, so they take as long as the slowest one. [`Jobs::check_batch`] has checked their number.
     pub(crate) async fn schedule_batch(
         &self,
-        caller: &Identity,
+        call: &Call,
         specs: Vec<Result<v1::JobSpec, RequestError>>,
-        format: Format,
         wait: bool,
-        trace: Headers,
-    ) -> Result<Vec<Result<Accepted, RequestError>>, RequestError> {
+    ) -> Vec<Result<Accepted, RequestError>> {
         let deadline = Instant::now() + OUTCOME_TIMEOUT;
-        let scheduling = specs.into_iter().map(async |spec| {
-            self.schedule_one(caller, spec?, format, wait, trace.clone(), deadline)
-                .await
-        });
+        let scheduling = specs
+            .into_iter()
+            .map(async |spec| self.schedule_one(call, spec?, wait, deadline).await);
         // Commands with the same key are written in this order.
-        Ok(join_all(scheduling).await)
+        join_all(scheduling).await
     }
 
     async fn schedule_one(
         &self,
-        caller: &Identity,
+        call: &Call,
         spec: v1::JobSpec,
-        format: Format,
         wait: bool,
-        trace: Headers,
         deadline: Instant,
     ) -> Result<Accepted, RequestError> {
         // Before the application is looked up, so that the answer does not reveal which applications exist.
-        self.require(caller, Verb::Write, Some(&spec.app), "schedule")?;
+        self.require(&call.caller, Verb::Write, Some(&spec.app), "schedule")?;
+        let trace = call.trace.clone();
         let partition = match &spec.idempotency_key {
             Some(key) => shard_of(&spec.app, key, self.partitions),
             None => fastrand::i32(0..self.partitions),
         };
         let has_key = spec.idempotency_key.is_some();
         let message = Message::Schedule(spec);
-        let command = self.check(&message, format)?;
+        let command = self.check(&message, call.format)?;
         // A job with an idempotency key may be a repetition that was accepted before, which only its shard knows.
         if let Command::Schedule(job) = command
             && !has_key
@@ -237,58 +225,45 @@ impl<I: Index> Jobs<I> {
     }
 
     /// Cancels a job. The outcome says if it was too late.
-    pub(crate) async fn cancel(
-        &self,
-        caller: &Identity,
-        job: JobRef,
-        format: Format,
-        asked: Asked,
-    ) -> Result<v1::CommandOutcome, RequestError> {
-        if !self.may_change(caller, &job, "cancel").await? {
+    pub(crate) async fn cancel(&self, call: &Call, job: &JobRef) -> Result<v1::CommandOutcome, RequestError> {
+        if !self.may_change(&call.caller, job, "cancel").await? {
             return Ok(unknown_job());
         }
         let message = Message::Cancel(job.cancel());
-        self.check(&message, format)?;
-        self.changes
-            .record_cancellation(caller, &job, &asked.reason)
-            .await?;
-        self.command(&job, message, asked.trace).await
+        self.check(&message, call.format)?;
+        self.changes.record_cancellation(call, job).await?;
+        self.command(job, message, call).await
     }
 
     /// Reschedules a job. The outcome says if it was too late.
     pub(crate) async fn reschedule(
         &self,
-        caller: &Identity,
-        job: JobRef,
+        call: &Call,
+        job: &JobRef,
         when: When,
-        format: Format,
-        asked: Asked,
     ) -> Result<v1::CommandOutcome, RequestError> {
-        if !self.may_change(caller, &job, "reschedule").await? {
+        if !self.may_change(&call.caller, job, "reschedule").await? {
             return Ok(unknown_job());
         }
         let message = Message::Reschedule(request::reschedule(job.cancel(), when));
-        self.check(&message, format)?;
-        self.changes
-            .record_new_time(caller, &job, when, &asked.reason)
-            .await?;
-        self.command(&job, message, asked.trace).await
+        self.check(&message, call.format)?;
+        self.changes.record_new_time(call, job, when).await?;
+        self.command(job, message, call).await
     }
 
     /// Acts on a long wait. The outcome says if it was too late.
     pub(crate) async fn act_on_wait(
         &self,
-        caller: &Identity,
+        call: &Call,
         mut act: v1::ActOnLongWait,
-        format: Format,
-        asked: Asked,
     ) -> Result<v1::CommandOutcome, RequestError> {
+        let caller = &call.caller;
         caller
             .require_some(Area::DeadLetters, Verb::Operate)
             .map_err(|refusal| self.refused(refusal, "act_on_long_wait"))?;
-        (act.by, act.reason) = (caller.name().to_string(), asked.reason);
+        (act.by, act.reason) = (caller.name().to_string(), call.reason.clone());
         let message = Message::ActOnLongWait(act);
-        let Command::ActOnWait(change) = self.check(&message, format)? else {
+        let Command::ActOnWait(change) = self.check(&message, call.format)? else {
             return Ok(unknown_job());
         };
         match self.find_wait(caller, change.job).await {
@@ -297,7 +272,7 @@ impl<I: Index> Jobs<I> {
             Err(error) => return Err(error),
         }
         self.changes.record_wait(caller, &change).await?;
-        let outcome = self.command(&JobRef::Id(change.job), message, asked.trace).await;
+        let outcome = self.command(&JobRef::Id(change.job), message, call).await;
         let outcome = outcome.map_err(|error| match error {
             RequestError::Pending(_, pending) => {
                 RequestError::Pending(PendingJob::OfAct(change.job), pending)
@@ -338,14 +313,12 @@ impl<I: Index> Jobs<I> {
     }
 
     /// A job with its payload.
-    pub(crate) async fn get(&self, caller: &Identity, id: JobId) -> Result<v1::Job, RequestError> {
-        self.require_some(caller, Verb::Read, "get")?;
-        let job = self.find(caller, Verb::Read, id, "get").await?;
-        self.require(caller, Verb::Read, Some(&job.app), "get")?;
-        Ok(job)
+    pub(crate) async fn get(&self, call: &Call, id: JobId) -> Result<v1::Job, RequestError> {
+        self.require_some(&call.caller, Verb::Read, "get")?;
+        self.find(&call.caller, Verb::Read, id, "get").await
     }
 
-    /// A job that the caller may read or write. `verb` is what `operation` needs.
+    /// A job for which the caller has the scope `verb`, which `operation` needs.
     async fn find(
         &self,
         caller: &Identity,
@@ -355,13 +328,15 @@ impl<I: Index> Jobs<I> {
     ) -> Result<v1::Job, RequestError> {
         let is_known = |job: &v1::Job| is_visible(caller, &job.app);
         let found = self.find_visible(id, Kind::App, is_known).await;
-        found.map_err(|(error, hidden)| {
+        let job = found.map_err(|(error, hidden)| {
             if let Some(job) = hidden {
                 // Only operators learn that this was a refusal, from the log and the metric.
                 drop(self.require(caller, verb, Some(&job.app), operation));
             }
             error
-        })
+        })?;
+        self.require(caller, verb, Some(&job.app), operation)?;
+        Ok(job)
     }
 
     /// A job of this kind that is known to the caller. With the error comes one that is not.
@@ -390,18 +365,17 @@ impl<I: Index> Jobs<I> {
     /// The number of scheduled jobs of one application or of all (`None`), in all and by minute. 0 `minutes` means the default.
     pub(crate) async fn stats(
         &self,
-        caller: &Identity,
+        call: &Call,
         app: Option<&str>,
         minutes: u32,
-        format: Format,
     ) -> Result<v1::Stats, RequestError> {
-        self.require(caller, Verb::Read, app, "stats")?;
+        self.require(&call.caller, Verb::Read, app, "stats")?;
         let minutes = match minutes {
             0 => DEFAULT_MINUTES,
             1..=MAX_MINUTES => minutes,
             _ => {
                 let problem = format!("is {minutes}; the maximum is {MAX_MINUTES}");
-                return Err(Field("minutes").malformed(format, &problem).into());
+                return Err(Field("minutes").malformed(call.format, &problem).into());
             }
         };
         let now = self.clock.now();
@@ -420,7 +394,7 @@ impl<I: Index> Jobs<I> {
             }
         }
         if total.scheduled == 0 {
-            self.check_empty(app, format)?;
+            self.check_empty(app, call.format)?;
         }
         let next_due = shards.iter().filter_map(|stats| stats.next_due).min();
         total.next_due = next_due.map(to_timestamp);
@@ -514,9 +488,7 @@ impl<I: Index> Jobs<I> {
             return Ok(true);
         }
         match self.find(caller, Verb::Write, id, operation).await {
-            Ok(job) => self
-                .require(caller, Verb::Write, Some(&job.app), operation)
-                .map(|()| true),
+            Ok(_) => Ok(true),
             Err(RequestError::UnknownJob(_)) => Ok(false),
             Err(error) => Err(error),
         }
@@ -539,7 +511,7 @@ impl<I: Index> Jobs<I> {
         &self,
         job: &JobRef,
         message: Message,
-        trace: Headers,
+        call: &Call,
     ) -> Result<v1::CommandOutcome, RequestError> {
         let (partition, concerned) = match job {
             JobRef::Id(id) => (id.shard(), PendingJob::Id(*id)),
@@ -547,6 +519,7 @@ impl<I: Index> Jobs<I> {
         };
         let deadline = Instant::now() + OUTCOME_TIMEOUT;
         let mut pending = self.outcomes.register()?;
+        let trace = call.trace.clone();
         let written = self
             .write(message, partition, &pending.answer_to(), trace, deadline)
             .await?;
@@ -749,18 +722,6 @@ fn unknown_job() -> v1::CommandOutcome {
         outcome: v1::Outcome::Unknown.into(),
         ..v1::CommandOutcome::default()
     }
-}
-
-/// The headers of the caller's trace context. They are validated where they are used.
-pub(crate) fn trace_headers<'a>(header: impl Fn(&str) -> Option<&'a [u8]>) -> Headers {
-    let mut headers = Headers::new();
-    if let Some(parent) = header(TRACEPARENT) {
-        headers.push(TRACEPARENT, Some(parent));
-        if let Some(state) = header(TRACESTATE) {
-            headers.push(TRACESTATE, Some(state));
-        }
-    }
-    headers
 }
 
 #[cfg(test)]

@@ -9,10 +9,10 @@
 use redeliver_core::{Failure, Timestamp};
 use redeliver_proto::v1;
 use redeliver_runtime::config::Verb;
-use redeliver_service::identity::Identity;
 
 use self::merge::{MergedPage, PageMerge, ShardRead};
 use self::token::Filters;
+use super::call::Call;
 use super::completeness::{KafkaWait, read_complete};
 use super::error::RequestError;
 use super::jobs::Jobs;
@@ -107,20 +107,15 @@ impl ListJobs {
 
 impl<I: Index> Jobs<I> {
     /// A page of the scheduled jobs, without their payloads.
-    pub(crate) async fn list(
-        &self,
-        caller: &Identity,
-        request: &ListJobs,
-        format: Format,
-    ) -> Result<JobPage, RequestError> {
-        self.require(caller, Verb::Read, request.app.as_deref(), "list")?;
-        let query = request.check(format)?;
+    pub(crate) async fn list(&self, call: &Call, request: &ListJobs) -> Result<JobPage, RequestError> {
+        self.require(&call.caller, Verb::Read, request.app.as_deref(), "list")?;
+        let query = request.check(call.format)?;
         let wait = KafkaWait::new();
         let MergedPage { rows, next } = self
             .merge_page(&query.filters, query.limit, query.after, &wait, to_entry)
             .await?;
         if rows.is_empty() && query.after.is_none() {
-            self.check_empty(request.app.as_deref(), format)?;
+            self.check_empty(request.app.as_deref(), call.format)?;
         }
         let token = next.map(|next| token::encode(&query.filters, next));
         Ok(JobPage {

@@ -17,19 +17,18 @@ use std::borrow::Cow;
 use std::sync::Arc;
 
 use axum::body::Bytes;
-use axum::extract::rejection::QueryRejection;
 use axum::extract::{FromRequest, FromRequestParts, Path, Query, Request, State};
 use axum::http::request::Parts;
-use axum::http::{HeaderMap, HeaderValue, StatusCode, Uri, header};
+use axum::http::{HeaderMap, StatusCode, Uri, header};
 use axum::response::{AppendHeaders, IntoResponse as _, Response};
-use axum::{Extension, Json, Router, middleware};
+use axum::{Json, Router, middleware};
 use jiff::tz::TimeZone;
+use redeliver_core::Failure;
 use redeliver_core::failure::bounded_text;
-use redeliver_core::{Failure, Headers};
+use redeliver_proto::v1;
 use redeliver_proto::v1::job_command::Command as Message;
-use redeliver_proto::{auth, v1};
 use redeliver_runtime::http_server::BodyTimeout;
-use redeliver_service::identity::{Authentication, Authenticator, Identity, authenticate};
+use redeliver_service::identity::{Authentication, Authenticator, authenticate};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
@@ -37,11 +36,11 @@ use utoipa::openapi::path::Paths;
 use utoipa::{IntoParams, ToSchema};
 
 use super::body_budget::BodyBudget;
-use super::changes::{Asked, read_reason};
+use super::call::Call;
 use super::control;
 use super::documented::{BodyProblems, CommandProblems, DocumentedRouter, JobProblems, Problems};
 use super::error::RequestError;
-use super::jobs::{Accepted, Jobs, trace_headers};
+use super::jobs::{Accepted, Jobs};
 use super::list::{JobPage, ListJobs};
 use super::problem::{Problem, ProblemBody};
 use super::rates::limit_rate;
@@ -183,21 +182,19 @@ pub(super) struct BatchResult {
 )]
 async fn schedule_batch<I: Index>(
     State(jobs): State<Arc<Jobs<I>>>,
-    Extension(caller): Extension<Identity>,
-    query: Result<Query<ScheduleQuery>, QueryRejection>,
+    call: Call,
+    Params(query): Params<ScheduleQuery>,
     headers: HeaderMap,
     JsonBody(body): JsonBody,
 ) -> Result<Json<BatchResponse>, Problem> {
-    let wait = query.map_err(|error| invalid_query(&error))?.wait.unwrap_or(true);
+    let wait = query.wait.unwrap_or(true);
     if headers.contains_key(KEY_HEADER) {
         let problem = "belongs in each job of a batch, not in the header `Idempotency-Key`";
-        let failure = Field("idempotencyKey").malformed(Format::Json, problem);
-        return Err(RequestError::from(failure).into());
+        return Err(Field("idempotencyKey").malformed(Format::Json, problem).into());
     }
     let not_batch = |problem: &str| {
         let problem = bounded_text(problem, 200);
-        let failure = Failure::malformed(NOT_JSON, format!("not a batch `{{\"jobs\": [...]}}`: {problem}"));
-        RequestError::from(failure)
+        Failure::malformed(NOT_JSON, format!("not a batch `{{\"jobs\": [...]}}`: {problem}"))
     };
     // An array would be read as the values of the fields.
     if !body.trim_ascii_start().starts_with(b"{") {
@@ -205,14 +202,13 @@ async fn schedule_batch<I: Index>(
     }
     let batch: BatchRequest<'_> =
         serde_json::from_slice(&body).map_err(|error| not_batch(&error.to_string()))?;
-    jobs.check_batch(&caller, batch.jobs.len(), Format::Json)?;
+    jobs.check_batch(&call, batch.jobs.len())?;
     let read = |job: &RawValue| read_spec(&body.slice_ref(job.get().as_bytes()), &jobs);
     let specs = batch.jobs.into_iter().map(read).collect();
-    let results = jobs
-        .schedule_batch(&caller, specs, Format::Json, wait, trace(&headers))
-        .await?;
-    let results = results.into_iter().map(BatchResult::from).collect();
-    Ok(Json(BatchResponse { results }))
+    let results = jobs.schedule_batch(&call, specs, wait).await.into_iter();
+    Ok(Json(BatchResponse {
+        results: results.map(BatchResult::from).collect(),
+    }))
 }
 
 impl From<Result<Accepted, RequestError>> for BatchResult {
@@ -294,18 +290,16 @@ pub(super) struct CommandResponse {
 )]
 async fn schedule<I: Index>(
     State(jobs): State<Arc<Jobs<I>>>,
-    Extension(caller): Extension<Identity>,
-    query: Result<Query<ScheduleQuery>, QueryRejection>,
+    call: Call,
+    Params(query): Params<ScheduleQuery>,
     headers: HeaderMap,
     JsonBody(body): JsonBody,
 ) -> Result<Response, Problem> {
-    let wait = query.map_err(|error| invalid_query(&error))?.wait.unwrap_or(true);
+    let wait = query.wait.unwrap_or(true);
     let mut spec = read_spec(&body, &jobs)?;
     read_key_header(&mut spec, &headers)?;
     let has_key = spec.idempotency_key.is_some();
-    let accepted = jobs
-        .schedule(&caller, spec, Format::Json, wait, trace(&headers))
-        .await?;
+    let accepted = jobs.schedule(&call, spec, wait).await?;
     let status = status_of(&accepted);
     // If the key was in use, no job has the id.
     let is_certain = accepted.result.is_some() || !has_key;
@@ -386,16 +380,14 @@ fn named(app: Option<String>) -> Option<String> {
 )]
 async fn list<I: Index>(
     State(jobs): State<Arc<Jobs<I>>>,
-    Extension(caller): Extension<Identity>,
-    query: Result<Query<ListQuery>, QueryRejection>,
+    call: Call,
+    Params(query): Params<ListQuery>,
 ) -> Result<Json<ListResponse>, Problem> {
-    let Query(query) = query.map_err(|error| invalid_query(&error))?;
-    let request = query.read(&jobs.rules.time_zone).map_err(RequestError::from)?;
-    let page = jobs.list(&caller, &request, Format::Json).await?;
+    let request = query.read(&jobs.rules.time_zone)?;
     let JobPage {
         jobs,
         next_page_token,
-    } = page;
+    } = jobs.list(&call, &request).await?;
     Ok(Json(ListResponse {
         jobs: jobs.into_iter().map(JobView::from).collect(),
         next_page_token,
@@ -423,10 +415,10 @@ struct JobPath {
 )]
 async fn show<I: Index>(
     State(jobs): State<Arc<Jobs<I>>>,
-    Extension(caller): Extension<Identity>,
+    call: Call,
     Path(JobPath { id }): Path<JobPath>,
 ) -> Result<Json<JobView>, Problem> {
-    let job = jobs.get(&caller, parse_id(&id)?).await?;
+    let job = jobs.get(&call, parse_id(&id)?).await?;
     Ok(Json(job.into()))
 }
 
@@ -445,11 +437,10 @@ async fn show<I: Index>(
 )]
 async fn cancel<I: Index>(
     State(jobs): State<Arc<Jobs<I>>>,
-    Extension(caller): Extension<Identity>,
+    call: Call,
     Path(JobPath { id }): Path<JobPath>,
-    asked: Asked,
 ) -> Result<Json<CommandResponse>, Problem> {
-    cancel_job(&jobs, &caller, JobRef::Id(parse_id(&id)?), asked).await
+    cancel_job(&jobs, &call, JobRef::Id(parse_id(&id)?)).await
 }
 
 /// The query of a command that names its job by its idempotency key.
@@ -468,16 +459,13 @@ struct KeyQuery {
 }
 
 impl KeyQuery {
-    fn job(query: Result<Query<Self>, QueryRejection>) -> Result<JobRef, Problem> {
-        let Query(query) = query.map_err(|error| invalid_query(&error))?;
-        let (app, key) = (&query.app_name, &query.idempotency_key);
+    fn job(&self) -> Result<JobRef, Failure> {
+        let (app, key) = (&self.app_name, &self.idempotency_key);
         if app.is_empty() && key.is_empty() {
-            let failure =
-                Field("appName").malformed(Format::Json, "is missing; set `appName` and `idempotencyKey`");
-            return Err(RequestError::from(failure).into());
+            let problem = "is missing; set `appName` and `idempotencyKey`";
+            return Err(Field("appName").malformed(Format::Json, problem));
         }
-        let job = read_job_ref(Field("id"), Format::Json, "", app, key);
-        Ok(job.map_err(RequestError::from)?)
+        read_job_ref(Field("id"), Format::Json, "", app, key)
     }
 }
 
@@ -496,20 +484,18 @@ impl KeyQuery {
 )]
 async fn cancel_by_key<I: Index>(
     State(jobs): State<Arc<Jobs<I>>>,
-    Extension(caller): Extension<Identity>,
-    query: Result<Query<KeyQuery>, QueryRejection>,
-    asked: Asked,
+    call: Call,
+    Params(query): Params<KeyQuery>,
 ) -> Result<Json<CommandResponse>, Problem> {
-    cancel_job(&jobs, &caller, KeyQuery::job(query)?, asked).await
+    cancel_job(&jobs, &call, query.job()?).await
 }
 
 async fn cancel_job<I: Index>(
     jobs: &Jobs<I>,
-    caller: &Identity,
+    call: &Call,
     job: JobRef,
-    asked: Asked,
 ) -> Result<Json<CommandResponse>, Problem> {
-    let cancelled = jobs.cancel(caller, job.clone(), Format::Json, asked).await?;
+    let cancelled = jobs.cancel(call, &job).await?;
     let has_effect = matches!(
         cancelled.outcome(),
         v1::Outcome::Cancelled | v1::Outcome::AlreadyCancelled | v1::Outcome::Expired
@@ -533,12 +519,11 @@ async fn cancel_job<I: Index>(
 )]
 async fn reschedule<I: Index>(
     State(jobs): State<Arc<Jobs<I>>>,
-    Extension(caller): Extension<Identity>,
+    call: Call,
     Path(JobPath { id }): Path<JobPath>,
-    asked: Asked,
     JsonBody(body): JsonBody,
 ) -> Result<Json<CommandResponse>, Problem> {
-    reschedule_job(&jobs, &caller, JobRef::Id(parse_id(&id)?), asked, &body).await
+    reschedule_job(&jobs, &call, JobRef::Id(parse_id(&id)?), &body).await
 }
 
 /// Gives the job with an idempotency key a new due time
@@ -557,25 +542,21 @@ async fn reschedule<I: Index>(
 )]
 async fn reschedule_by_key<I: Index>(
     State(jobs): State<Arc<Jobs<I>>>,
-    Extension(caller): Extension<Identity>,
-    query: Result<Query<KeyQuery>, QueryRejection>,
-    asked: Asked,
+    call: Call,
+    Params(query): Params<KeyQuery>,
     JsonBody(body): JsonBody,
 ) -> Result<Json<CommandResponse>, Problem> {
-    reschedule_job(&jobs, &caller, KeyQuery::job(query)?, asked, &body).await
+    reschedule_job(&jobs, &call, query.job()?, &body).await
 }
 
 async fn reschedule_job<I: Index>(
     jobs: &Jobs<I>,
-    caller: &Identity,
+    call: &Call,
     job: JobRef,
-    asked: Asked,
     body: &[u8],
 ) -> Result<Json<CommandResponse>, Problem> {
-    let when = read_due(body, &jobs.rules.time_zone).map_err(RequestError::from)?;
-    let rescheduled = jobs
-        .reschedule(caller, job.clone(), when, Format::Json, asked)
-        .await?;
+    let when = read_due(body, &jobs.rules.time_zone)?;
+    let rescheduled = jobs.reschedule(call, &job, when).await?;
     let has_effect = rescheduled.outcome() == v1::Outcome::Rescheduled;
     command_response(&job, rescheduled, has_effect)
 }
@@ -603,12 +584,11 @@ struct StatsQuery {
 )]
 async fn stats<I: Index>(
     State(jobs): State<Arc<Jobs<I>>>,
-    Extension(caller): Extension<Identity>,
-    query: Result<Query<StatsQuery>, QueryRejection>,
+    call: Call,
+    Params(query): Params<StatsQuery>,
 ) -> Result<Json<StatsView>, Problem> {
-    let Query(StatsQuery { minutes, app }) = query.map_err(|error| invalid_query(&error))?;
-    let (app, minutes) = (named(app), minutes.unwrap_or(0));
-    let stats = jobs.stats(&caller, app.as_deref(), minutes, Format::Json).await?;
+    let (app, minutes) = (named(query.app), query.minutes.unwrap_or(0));
+    let stats = jobs.stats(&call, app.as_deref(), minutes).await?;
     Ok(Json(stats.into()))
 }
 
@@ -630,9 +610,9 @@ pub(super) struct ApplicationsResponse {
 )]
 async fn applications<I: Index>(
     State(jobs): State<Arc<Jobs<I>>>,
-    Extension(caller): Extension<Identity>,
+    call: Call,
 ) -> Result<Json<ApplicationsResponse>, Problem> {
-    let applications = jobs.applications(&caller).await?.into_iter();
+    let applications = jobs.applications(&call).await?.into_iter();
     Ok(Json(ApplicationsResponse {
         applications: applications.map(ApplicationView::from).collect(),
     }))
@@ -723,7 +703,7 @@ impl<S: Send + Sync, T: Default + DeserializeOwned> FromRequest<S> for Options<T
         }
         let invalid = |problem: &str| {
             let detail = format!("not the options of this command: {problem}");
-            RequestError::from(Failure::malformed(NOT_JSON, detail))
+            Failure::malformed(NOT_JSON, detail)
         };
         // An array would be read as the values of the fields.
         if !body.trim_ascii_start().starts_with(b"{") {
@@ -797,23 +777,6 @@ fn parse_id(text: &str) -> Result<JobId, RequestError> {
     Ok(read_id(Field("id"), Format::Json, text)?)
 }
 
-pub(super) fn trace(headers: &HeaderMap) -> Headers {
-    trace_headers(|name| headers.get(name).map(HeaderValue::as_bytes))
-}
-
-/// What comes with a request for a change.
-impl<S: Send + Sync> FromRequestParts<S> for Asked {
-    type Rejection = Problem;
-
-    async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, Problem> {
-        let reason = parts.headers.get(auth::REASON);
-        let reason =
-            read_reason(reason.map_or(&b""[..], HeaderValue::as_bytes)).map_err(RequestError::from)?;
-        let trace = trace(&parts.headers);
-        Ok(Self { trace, reason })
-    }
-}
-
 /// The header with the reason of a change.
 #[derive(IntoParams)]
 #[into_params(parameter_in = Header)]
@@ -824,9 +787,17 @@ pub(super) struct ReasonHeader {
     reason: Option<String>,
 }
 
-pub(super) fn invalid_query(error: &QueryRejection) -> Problem {
-    let failure = Failure::malformed("request.query", error.body_text());
-    RequestError::Invalid(failure).into()
+/// The parameters in the query of a request.
+pub(super) struct Params<T>(pub(super) T);
+
+impl<S: Send + Sync, T: DeserializeOwned> FromRequestParts<S> for Params<T> {
+    type Rejection = Problem;
+
+    async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, Problem> {
+        let query = Query::from_request_parts(parts, state).await;
+        let Query(query) = query.map_err(|error| Failure::malformed("request.query", error.body_text()))?;
+        Ok(Self(query))
+    }
 }
 
 #[cfg(test)]

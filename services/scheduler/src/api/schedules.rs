@@ -15,7 +15,7 @@
 //! id tells that it exists, because ids are unique among all applications.
 
 use bytes::Bytes;
-use redeliver_core::{Failure, Headers, Timestamp};
+use redeliver_core::{Failure, Timestamp};
 use redeliver_proto::v1;
 use redeliver_proto::v1::change_schedule::{Change, Create, Update};
 use redeliver_proto::v1::job_command::Command as Message;
@@ -25,7 +25,7 @@ use redeliver_runtime::error_chain::error_chain;
 use redeliver_service::identity::Identity;
 use tokio::time::Instant;
 
-use super::changes::Asked;
+use super::call::Call;
 use super::completeness::{KafkaWait, read_complete};
 use super::error::RequestError;
 use super::jobs::{Jobs, OUTCOME_TIMEOUT, is_visible};
@@ -92,14 +92,13 @@ impl<I: Index> Jobs<I> {
     /// another state than the one that the caller expects, it is not created.
     pub(crate) async fn create_schedule(
         &self,
-        caller: &Identity,
+        call: &Call,
         id: String,
         spec: v1::ScheduleSpec,
         state: Option<v1::ScheduleState>,
-        format: Format,
-        asked: Asked,
     ) -> Result<(v1::Schedule, bool), RequestError> {
-        self.require_job(caller, Verb::Write, &spec, "create_schedule")?;
+        let format = call.format;
+        self.require_job(&call.caller, Verb::Write, &spec, "create_schedule")?;
         let recurrence = state
             .map(|_| check_recurrence(&spec, &self.rules.time_zone, format))
             .transpose()?;
@@ -110,50 +109,36 @@ impl<I: Index> Jobs<I> {
             let new = StoredSchedule::new(id, recurrence, v1::JobTemplate::default(), self.clock.now());
             check_state(expected, new.state())?;
         }
-        let outcome = self.send_change(caller, request, asked).await?;
+        let outcome = self.send_change(call, request).await?;
         check_unchanged(state, &outcome)?;
         let is_new = outcome.outcome() == v1::Outcome::ScheduleChanged;
         Ok((changed(outcome)?, is_new))
     }
 
     /// A schedule with its payload.
-    pub(crate) async fn get_schedule(
-        &self,
-        caller: &Identity,
-        id: &str,
-        format: Format,
-    ) -> Result<v1::Schedule, RequestError> {
-        self.require_some(caller, Verb::Read, "get_schedule")?;
-        let known = self.readable_schedule(caller, id, "get_schedule", format).await?;
-        Ok(known.shown)
+    pub(crate) async fn get_schedule(&self, call: &Call, id: &str) -> Result<v1::Schedule, RequestError> {
+        Ok(self.readable_schedule(call, id, "get_schedule").await?.shown)
     }
 
     /// Replaces the definition of a schedule, if it is as the caller expects.
     pub(crate) async fn update_schedule(
         &self,
-        caller: &Identity,
+        call: &Call,
         id: String,
         spec: v1::ScheduleSpec,
         expected: Expected,
-        format: Format,
-        asked: Asked,
     ) -> Result<v1::Schedule, RequestError> {
-        self.require_job(caller, Verb::Write, &spec, "update_schedule")?;
+        self.require_job(&call.caller, Verb::Write, &spec, "update_schedule")?;
         let Expected { state, revision } = expected;
         let expected_revision = match state {
-            Some(state) => Some(
-                self.expect_state(caller, &id, &spec, state, revision, format)
-                    .await?,
-            ),
+            Some(state) => Some(self.expect_state(call, &id, &spec, state, revision).await?),
             None => revision,
         };
         let change = Change::Update(Update {
             spec: Some(spec),
             expected_revision,
         });
-        let outcome = self
-            .change_known(caller, id, change, "update_schedule", format, asked)
-            .await?;
+        let outcome = self.change_schedule(call, id, change).await?;
         check_unchanged(state, &outcome)?;
         changed(outcome)
     }
@@ -162,24 +147,22 @@ impl<I: Index> Jobs<I> {
     /// resumption increases it.
     async fn expect_state(
         &self,
-        caller: &Identity,
+        call: &Call,
         id: &str,
         spec: &v1::ScheduleSpec,
         state: v1::ScheduleState,
         revision: Option<u32>,
-        format: Format,
     ) -> Result<u32, RequestError> {
         // Before the look-up, so that an invalid change costs none.
         let change = Change::Update(Update {
             spec: Some(spec.clone()),
             expected_revision: revision,
         });
-        self.change_of(id.to_owned(), change, format)?;
-        let recurrence = check_recurrence(spec, &self.rules.time_zone, format)?;
+        self.change_of(id.to_owned(), change, call.format)?;
+        let recurrence = check_recurrence(spec, &self.rules.time_zone, call.format)?;
         let known = self
-            .find_schedule(caller, Verb::Write, id, "update_schedule")
+            .find_schedule(&call.caller, Verb::Write, id, "update_schedule")
             .await?;
-        self.require(caller, Verb::Write, Some(known.app()), "update_schedule")?;
         let is = known.shown.revision;
         let revision = revision.unwrap_or(is);
         // With another revision, the shard refuses the update.
@@ -190,15 +173,13 @@ impl<I: Index> Jobs<I> {
         Ok(revision)
     }
 
-    /// Pauses, resumes or triggers a schedule, or deletes it. An outcome without an effect is an error, unless the schedule is in the
-    /// requested state already.
+    /// Updates, pauses, resumes or triggers a schedule, or deletes it. An outcome without an effect is an error, unless the schedule is in
+    /// the requested state already.
     pub(crate) async fn change_schedule(
         &self,
-        caller: &Identity,
+        call: &Call,
         id: String,
         change: Change,
-        format: Format,
-        asked: Asked,
     ) -> Result<v1::CommandOutcome, RequestError> {
         let operation = match change {
             Change::Create(_) => "create_schedule",
@@ -208,17 +189,28 @@ impl<I: Index> Jobs<I> {
             Change::Trigger(_) => "trigger_schedule",
             Change::Delete(_) => "delete_schedule",
         };
-        self.change_known(caller, id, change, operation, format, asked)
-            .await
+        let caller = &call.caller;
+        self.require_some(caller, Verb::Write, operation)?;
+        // Before the look-up, so that an invalid change costs none.
+        let mut change = self.change_of(id, change, call.format)?;
+        if !caller.may(Area::Jobs, Verb::Write, None) {
+            // The id does not tell the application.
+            let known = self
+                .find_schedule(caller, Verb::Write, &change.id, operation)
+                .await?;
+            // Meanwhile, the schedule may be replaced by one of another application.
+            change.expected_app = known.app().to_owned();
+        }
+        self.send_change(call, change).await
     }
 
     /// The next occurrences of a schedule or of a definition.
     pub(crate) async fn preview_schedule(
         &self,
-        caller: &Identity,
+        call: &Call,
         request: PreviewRequest,
-        format: Format,
     ) -> Result<Vec<v1::OccurrencePreview>, RequestError> {
+        let (caller, format) = (&call.caller, call.format);
         let count = match usize::try_from(request.count).unwrap_or(usize::MAX) {
             0 => DEFAULT_PREVIEW,
             count @ 1..=MAX_PREVIEW => count,
@@ -231,10 +223,7 @@ impl<I: Index> Jobs<I> {
         let after = request.after.unwrap_or(now);
         let preview = match request.schedule {
             Previewed::Id(id) => {
-                self.require_some(caller, Verb::Read, "preview_schedule")?;
-                let known = self
-                    .readable_schedule(caller, &id, "preview_schedule", format)
-                    .await?;
+                let known = self.readable_schedule(call, &id, "preview_schedule").await?;
                 let stored = decode(&known.record)?;
                 stored.schedule.preview(stored.progress, now, after, count)
             }
@@ -270,30 +259,6 @@ impl<I: Index> Jobs<I> {
         }
     }
 
-    async fn change_known(
-        &self,
-        caller: &Identity,
-        id: String,
-        change: Change,
-        operation: &str,
-        format: Format,
-        asked: Asked,
-    ) -> Result<v1::CommandOutcome, RequestError> {
-        self.require_some(caller, Verb::Write, operation)?;
-        // Before the look-up, so that an invalid change costs none.
-        let mut change = self.change_of(id, change, format)?;
-        if !caller.may(Area::Jobs, Verb::Write, None) {
-            // The id does not tell the application.
-            let known = self
-                .find_schedule(caller, Verb::Write, &change.id, operation)
-                .await?;
-            self.require(caller, Verb::Write, Some(known.app()), operation)?;
-            // Meanwhile, the schedule may be replaced by one of another application.
-            change.expected_app = known.app().to_owned();
-        }
-        self.send_change(caller, change, asked).await
-    }
-
     /// Checks a change with the rules of the shard that will read it, so that no invalid command is written.
     fn change_of(
         &self,
@@ -313,18 +278,16 @@ impl<I: Index> Jobs<I> {
     /// Records a change, writes its command to the shard of the schedule, and waits for the outcome.
     async fn send_change(
         &self,
-        caller: &Identity,
+        call: &Call,
         change: v1::ChangeSchedule,
-        asked: Asked,
     ) -> Result<v1::CommandOutcome, RequestError> {
-        self.changes
-            .record_schedule(caller, &change, &asked.reason)
-            .await?;
-        let outcome = self.outcome_of_change(caller, change.clone(), asked.trace).await;
+        self.changes.record_schedule(call, &change).await?;
+        let outcome = self.outcome_of_change(call, change.clone()).await;
         if let Err(error) = &outcome
             && let Some(refusal) = refusal(error)
         {
-            self.changes.record_refusal(caller, &change, refusal).await;
+            let recorded = self.changes.record_refusal(&call.caller, &change, refusal);
+            recorded.await;
         }
         outcome
     }
@@ -332,23 +295,17 @@ impl<I: Index> Jobs<I> {
     /// Writes the command of a change, and waits for its outcome.
     async fn outcome_of_change(
         &self,
-        caller: &Identity,
+        call: &Call,
         change: v1::ChangeSchedule,
-        trace: Headers,
     ) -> Result<v1::CommandOutcome, RequestError> {
         let id = change.id.clone();
         let is_trigger = matches!(change.change, Some(Change::Trigger(_)));
         let deadline = Instant::now() + OUTCOME_TIMEOUT;
         let partition = schedules::shard(&id, self.partitions);
         let mut pending = self.outcomes.register()?;
+        let (message, trace) = (Message::ChangeSchedule(change), call.trace.clone());
         let written = self
-            .write(
-                Message::ChangeSchedule(change),
-                partition,
-                &pending.answer_to(),
-                trace,
-                deadline,
-            )
+            .write(message, partition, &pending.answer_to(), trace, deadline)
             .await;
         let written = match written {
             Ok(written) => written,
@@ -373,7 +330,7 @@ impl<I: Index> Jobs<I> {
             v1::Outcome::ScheduleUnknown => Err(ScheduleError::Unknown(id).into()),
             v1::Outcome::ScheduleExists => {
                 let schedule = outcome.schedule;
-                let schedule = schedule.filter(|schedule| is_visible(caller, app_of(schedule)));
+                let schedule = schedule.filter(|schedule| is_visible(&call.caller, app_of(schedule)));
                 Err(ScheduleError::Exists {
                     id,
                     schedule: schedule.map(Box::new),
@@ -391,22 +348,15 @@ impl<I: Index> Jobs<I> {
     }
 
     /// A schedule that the caller may read.
-    async fn readable_schedule(
-        &self,
-        caller: &Identity,
-        id: &str,
-        operation: &str,
-        format: Format,
-    ) -> Result<Known, RequestError> {
+    async fn readable_schedule(&self, call: &Call, id: &str, operation: &str) -> Result<Known, RequestError> {
+        self.require_some(&call.caller, Verb::Read, operation)?;
         if let Err(Invalid { problem, .. }) = id.parse::<ScheduleId>() {
-            return Err(Field("id").malformed(format, &problem).into());
+            return Err(Field("id").malformed(call.format, &problem).into());
         }
-        let known = self.find_schedule(caller, Verb::Read, id, operation).await?;
-        self.require(caller, Verb::Read, Some(known.app()), operation)?;
-        Ok(known)
+        self.find_schedule(&call.caller, Verb::Read, id, operation).await
     }
 
-    /// A schedule that the caller may read or write. `verb` is what `operation` needs.
+    /// A schedule for which the caller has the scope `verb`, which `operation` needs.
     async fn find_schedule(
         &self,
         caller: &Identity,
@@ -414,13 +364,12 @@ impl<I: Index> Jobs<I> {
         id: &str,
         operation: &str,
     ) -> Result<Known, RequestError> {
-        let found = self.look_up_schedule(id).await?;
-        if let Some(known) = found {
+        if let Some(known) = self.look_up_schedule(id).await? {
+            let permitted = self.require(caller, verb, Some(known.app()), operation);
             if is_visible(caller, known.app()) {
-                return Ok(known);
+                return permitted.map(|()| known);
             }
             // Only operators learn that this was a refusal, from the log and the metric.
-            drop(self.require(caller, verb, Some(known.app()), operation));
         }
         Err(ScheduleError::Unknown(id.to_owned()).into())
     }

@@ -16,7 +16,7 @@ use tonic::{Code, Status};
 use super::super::group_changes::check_text;
 use super::super::groups::{group_id, in_group};
 use super::super::origin::Sources;
-use super::super::{Api, blocking, bounded, kafka_unavailable, query_failed};
+use super::super::{Api, blocking, bounded, kafka_unavailable};
 use super::sees;
 use crate::access::Viewer;
 use crate::completeness::Completeness;
@@ -265,7 +265,7 @@ impl Api {
                 let filter = filter.resolve(connection)?;
                 index::list(connection, &filter, Direction::Ascending, after, PAGE)
             });
-            let listed = listing.await.map_err(|error| query_failed(&error))?;
+            let listed = listing.await?;
             let Page { letters, has_more } = listed;
             for letter in &letters {
                 if plan.items.len() >= MAX_ITEMS as usize {
@@ -303,7 +303,7 @@ impl Api {
                 let found = wanted.iter().map(|(id, _)| index::get(connection, id));
                 found.collect::<rusqlite::Result<Vec<_>>>()
             });
-            let found = getting.await.map_err(|error| query_failed(&error))?;
+            let found = getting.await?;
             for ((id, content), letter) in some.iter().zip(found) {
                 match letter {
                     Some(letter) if content.is_some_and(|content| content != letter.content) => {

@@ -10,7 +10,7 @@ use redeliver_service::audit::Action;
 use redeliver_service::memory_budget::Reservation;
 use tonic::Status;
 
-use super::super::{Api, query_failed};
+use super::super::Api;
 use super::visible::{HIDDEN, sees_destination};
 use crate::access::Viewer;
 use crate::audit::Disclosure;
@@ -41,7 +41,7 @@ impl Api {
             let found = ids.iter().map(|id| index::get(connection, id));
             found.collect::<rusqlite::Result<Vec<_>>>()
         });
-        let letters = getting.await.map_err(|error| query_failed(&error))?;
+        let letters = getting.await?;
         let known: Vec<&IndexedLetter> = letters.iter().flatten().collect();
         let sizes = known.iter().map(|letter| letter.record_size);
         let size = sizes.fold(0, u64::saturating_add);

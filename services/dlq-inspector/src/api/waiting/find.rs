@@ -12,8 +12,8 @@ use tokio::runtime::Handle;
 use tonic::Status;
 
 use super::super::list::INDEX_BYTES;
-use super::super::{Api, ResponseStream, convert, query_failed};
-use super::{Work, outcome_message, scan_failed};
+use super::super::{Api, ResponseStream, convert};
+use super::{Work, scan_failed};
 use crate::access::{LimitedFilter, Viewer};
 use crate::dialect::Facts;
 use crate::filter::{Expr, MAX_LENGTH, Restriction, TextField, TextTest};
@@ -174,7 +174,7 @@ impl Api {
     ) -> Result<(), Status> {
         let before = self.completeness();
         let page = self.pool.query(move |connection| letters.read(connection));
-        let page = page.await.map_err(|error| query_failed(&error))?;
+        let page = page.await?;
         if page.has_more {
             best.truncate();
         }
@@ -255,7 +255,7 @@ fn found_message(found: FoundCopy, pipelines: &[Pipeline]) -> v1::FoundRecord {
     let due = facts.due.filter(|_| found.outcome == Outcome::Waits);
     v1::FoundRecord {
         pipeline: pipelines[found.pipeline].name.to_string(),
-        outcome: outcome_message(found.outcome).into(),
+        outcome: found.outcome.into(),
         place: found.location.to_string(),
         position: Some((&found.position).into()),
         time: facts.written.and_then(time_of_record),
@@ -270,7 +270,7 @@ fn found_message(found: FoundCopy, pipelines: &[Pipeline]) -> v1::FoundRecord {
 fn letter_message(letter: v1::DeadLetter, outcome: Outcome) -> v1::FoundRecord {
     v1::FoundRecord {
         pipeline: letter.pipeline,
-        outcome: outcome_message(outcome).into(),
+        outcome: outcome.into(),
         place: DEAD_LETTERS.to_string(),
         position: letter.position,
         time: letter.dead_at,

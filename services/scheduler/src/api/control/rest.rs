@@ -8,24 +8,23 @@
 
 use std::sync::Arc;
 
-use axum::extract::rejection::QueryRejection;
-use axum::extract::{Path, Query, State};
-use axum::{Extension, Json};
+use axum::Json;
+use axum::extract::{Path, State};
 use redeliver_proto::v1;
 use redeliver_proto::v1::rate_limit::Limit;
 use redeliver_service::control::ControlName;
 use redeliver_service::control::operations::{ChangeVerb, WantedChange, read_limit};
 use redeliver_service::control::value::RateLimit;
-use redeliver_service::identity::Identity;
 use serde::{Deserialize, Serialize};
 use utoipa::{IntoParams, ToSchema};
 
 use super::ControlView;
+use crate::api::call::Call;
 use crate::api::documented::{BodyProblems, ControlProblems, DocumentedRouter, Problems};
 use crate::api::error::RequestError;
 use crate::api::jobs::Jobs;
 use crate::api::problem::Problem;
-use crate::api::rest::{Options, invalid_query};
+use crate::api::rest::{Options, Params};
 use crate::index::Index;
 use crate::request::{Field, Format};
 
@@ -77,13 +76,13 @@ struct ListQuery {
 )]
 async fn list<I: Index>(
     State(jobs): State<Arc<Jobs<I>>>,
-    Extension(caller): Extension<Identity>,
-    query: Result<Query<ListQuery>, QueryRejection>,
+    call: Call,
+    Params(query): Params<ListQuery>,
 ) -> Result<Json<ControlsResponse>, Problem> {
-    let Query(query) = query.map_err(|error| invalid_query(&error))?;
     let is_application = |name: &ControlName| matches!(name, ControlName::Application(_));
-    let page = jobs.controls.list(&caller, is_application, &query.page_token);
-    let page = page.map_err(RequestError::from)?;
+    let page = jobs
+        .controls
+        .list(&call.caller, is_application, &query.page_token)?;
     Ok(Json(ControlsResponse {
         controls: page.controls.into_iter().map(ControlView::from).collect(),
         next_page_token: page.next_page_token,
@@ -110,11 +109,11 @@ struct ApplicationPath {
 )]
 async fn show<I: Index>(
     State(jobs): State<Arc<Jobs<I>>>,
-    Extension(caller): Extension<Identity>,
+    call: Call,
     Path(ApplicationPath { app }): Path<ApplicationPath>,
 ) -> Result<Json<ControlView>, Problem> {
-    let control = jobs.controls.get(&caller, &ControlName::application(&app));
-    Ok(Json(control.map_err(RequestError::from)?.into()))
+    let control = jobs.controls.get(&call.caller, &ControlName::application(&app))?;
+    Ok(Json(control.into()))
 }
 
 /// The options of a change; a body of length 0 has none.
@@ -175,11 +174,11 @@ impl ControlRate {
 )]
 async fn pause<I: Index>(
     State(jobs): State<Arc<Jobs<I>>>,
-    Extension(caller): Extension<Identity>,
+    call: Call,
     Path(ApplicationPath { app }): Path<ApplicationPath>,
     Options(options): Options<ControlChange>,
 ) -> Result<Json<ControlView>, Problem> {
-    change(&jobs, &caller, app, ChangeVerb::Pause, options).await
+    change(&jobs, &call, app, ChangeVerb::Pause, options).await
 }
 
 /// Resumes an application
@@ -198,11 +197,11 @@ async fn pause<I: Index>(
 )]
 async fn resume<I: Index>(
     State(jobs): State<Arc<Jobs<I>>>,
-    Extension(caller): Extension<Identity>,
+    call: Call,
     Path(ApplicationPath { app }): Path<ApplicationPath>,
     Options(options): Options<ControlChange>,
 ) -> Result<Json<ControlView>, Problem> {
-    change(&jobs, &caller, app, ChangeVerb::Resume, options).await
+    change(&jobs, &call, app, ChangeVerb::Resume, options).await
 }
 
 /// Sets or removes the limit of the rate of an application
@@ -221,7 +220,7 @@ async fn resume<I: Index>(
 )]
 async fn set_rate<I: Index>(
     State(jobs): State<Arc<Jobs<I>>>,
-    Extension(caller): Extension<Identity>,
+    call: Call,
     Path(ApplicationPath { app }): Path<ApplicationPath>,
     Options(options): Options<ControlRate>,
 ) -> Result<Json<ControlView>, Problem> {
@@ -230,7 +229,7 @@ async fn set_rate<I: Index>(
         reason: options.reason,
         expected_revision: options.expected_revision,
     };
-    change(&jobs, &caller, app, verb, options).await
+    change(&jobs, &call, app, verb, options).await
 }
 
 /// Returns an application to the configuration
@@ -249,16 +248,16 @@ async fn set_rate<I: Index>(
 )]
 async fn reset<I: Index>(
     State(jobs): State<Arc<Jobs<I>>>,
-    Extension(caller): Extension<Identity>,
+    call: Call,
     Path(ApplicationPath { app }): Path<ApplicationPath>,
     Options(options): Options<ControlChange>,
 ) -> Result<Json<ControlView>, Problem> {
-    change(&jobs, &caller, app, ChangeVerb::Reset, options).await
+    change(&jobs, &call, app, ChangeVerb::Reset, options).await
 }
 
 async fn change<I: Index>(
     jobs: &Jobs<I>,
-    caller: &Identity,
+    call: &Call,
     app: String,
     verb: ChangeVerb,
     options: ControlChange,
@@ -269,6 +268,5 @@ async fn change<I: Index>(
         reason: options.reason,
         expected_revision: options.expected_revision,
     };
-    let changed = jobs.controls.change(caller, wanted).await;
-    Ok(Json(changed.map_err(RequestError::from)?.into()))
+    Ok(Json(jobs.controls.change(&call.caller, wanted).await?.into()))
 }

@@ -6,11 +6,11 @@ use redeliver_core::Failure;
 use redeliver_proto::v1;
 use redeliver_runtime::config::Verb;
 use redeliver_runtime::error_chain::error_chain;
-use redeliver_service::identity::Identity;
 
 use super::merge::MergedPage;
 use super::token::{self, Filters};
 use super::{DEFAULT_PAGE_SIZE, Jobs, MAX_PAGE_SIZE, RequestError};
+use crate::api::call::Call;
 use crate::api::completeness::KafkaWait;
 use crate::index::{Cursor, Index, Row};
 use crate::request::{Field, Format};
@@ -134,15 +134,14 @@ impl<I: Index> Jobs<I> {
     /// A page of the schedules, without their payloads. One that cannot be read does not prevent that.
     pub(crate) async fn list_schedules(
         &self,
-        caller: &Identity,
+        call: &Call,
         request: &ListSchedules,
-        format: Format,
     ) -> Result<SchedulePage, RequestError> {
         let app = request.app.as_deref();
-        self.require(caller, Verb::Read, app, "list_schedules")?;
+        self.require(&call.caller, Verb::Read, app, "list_schedules")?;
         let limit = request.limit();
         let read_limit = if app.is_some() { MAX_PAGE_SIZE } else { limit };
-        let (mut after, wait) = (request.after(format)?, KafkaWait::new());
+        let (mut after, wait) = (request.after(call.format)?, KafkaWait::new());
         let mut page = Filtered {
             limit,
             found: Vec::new(),
@@ -169,7 +168,7 @@ impl<I: Index> Jobs<I> {
             }
         }
         if schedules.is_empty() && unreadable.is_empty() && request.page_token.is_empty() && token.is_none() {
-            self.check_empty(app, format)?;
+            self.check_empty(app, call.format)?;
         }
         Ok(SchedulePage {
             schedules,

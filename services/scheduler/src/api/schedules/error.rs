@@ -48,7 +48,7 @@ impl ScheduleError {
         }
     }
 
-    pub(crate) fn into_parts(self) -> ErrorParts {
+    pub(in crate::api) fn into_parts(self) -> ErrorParts {
         let (unknown_grpc, unknown_http) = UNKNOWN_OUTCOME;
         let (grpc, http, reason, message) = match &self {
             Self::Unknown(id) => (

@@ -13,28 +13,25 @@
 
 use std::sync::Arc;
 
-use axum::extract::rejection::QueryRejection;
-use axum::extract::{Path, Query, State};
+use axum::Json;
+use axum::extract::{Path, State};
 use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse as _, Response};
-use axum::{Extension, Json};
-use redeliver_core::Timestamp;
 use redeliver_proto::v1;
 use redeliver_proto::v1::change_schedule::{Change, Delete, Pause, Resume, Trigger};
-use redeliver_service::identity::Identity;
 use serde::{Deserialize, Serialize};
 use utoipa::openapi::{RefOr, Schema};
 use utoipa::{IntoParams, PartialSchema, ToSchema};
 
 use super::view::{OccurrenceView, UnreadableView};
 use super::{Expected, PreviewRequest, Previewed, ScheduleView, changed};
-use crate::api::changes::Asked;
+use crate::api::call::Call;
 use crate::api::documented::{BodyProblems, DocumentedRouter, Problems, ScheduleProblems};
 use crate::api::error::RequestError;
 use crate::api::jobs::Jobs;
 use crate::api::list::{ListSchedules, SchedulePage};
 use crate::api::problem::Problem;
-use crate::api::rest::{JsonBody, Options, ReasonHeader, invalid_query};
+use crate::api::rest::{JsonBody, Options, Params, ReasonHeader};
 use crate::index::Index;
 use crate::request::{Field, Format, ReadSchedule, ScheduleRequest, read_instant, read_schedule_json};
 
@@ -77,18 +74,14 @@ pub(in crate::api) fn add<I: Index>(
 )]
 async fn create<I: Index>(
     State(jobs): State<Arc<Jobs<I>>>,
-    Extension(caller): Extension<Identity>,
-    asked: Asked,
+    call: Call,
     body: JsonBody,
 ) -> Result<Response, Problem> {
     let ReadSchedule { id, spec, state, .. } = read_definition(&jobs, &body)?;
-    let id = id.ok_or_else(|| {
-        RequestError::from(Field("id").malformed(FORMAT, "is missing; choose an id such as nightly-report"))
-    })?;
+    let missing = || Field("id").malformed(FORMAT, "is missing; choose an id such as nightly-report");
+    let id = id.ok_or_else(missing)?;
     let location = format!("/v1/schedules/{id}");
-    let (schedule, is_new) = jobs
-        .create_schedule(&caller, id, spec, state, FORMAT, asked)
-        .await?;
+    let (schedule, is_new) = jobs.create_schedule(&call, id, spec, state).await?;
     let status = if is_new {
         StatusCode::CREATED
     } else {
@@ -141,10 +134,9 @@ struct ListQuery {
 )]
 async fn list<I: Index>(
     State(jobs): State<Arc<Jobs<I>>>,
-    Extension(caller): Extension<Identity>,
-    query: Result<Query<ListQuery>, QueryRejection>,
+    call: Call,
+    Params(query): Params<ListQuery>,
 ) -> Result<Json<SchedulesResponse>, Problem> {
-    let Query(query) = query.map_err(|error| invalid_query(&error))?;
     let request = ListSchedules {
         app: (!query.app.is_empty()).then_some(query.app),
         page_size: query.page_size,
@@ -154,7 +146,7 @@ async fn list<I: Index>(
         schedules,
         unreadable,
         next_page_token,
-    } = jobs.list_schedules(&caller, &request, FORMAT).await?;
+    } = jobs.list_schedules(&call, &request).await?;
     Ok(Json(SchedulesResponse {
         schedules: schedules.into_iter().map(ScheduleView::from).collect(),
         unreadable: unreadable.into_iter().map(UnreadableView::from).collect(),
@@ -183,10 +175,10 @@ struct SchedulePath {
 )]
 async fn show<I: Index>(
     State(jobs): State<Arc<Jobs<I>>>,
-    Extension(caller): Extension<Identity>,
+    call: Call,
     Path(SchedulePath { id }): Path<SchedulePath>,
 ) -> Result<Json<ScheduleView>, Problem> {
-    let schedule = jobs.get_schedule(&caller, &id, FORMAT).await?;
+    let schedule = jobs.get_schedule(&call, &id).await?;
     Ok(Json(ScheduleView::whole(schedule)))
 }
 
@@ -217,13 +209,12 @@ struct UpdateQuery {
 )]
 async fn update<I: Index>(
     State(jobs): State<Arc<Jobs<I>>>,
-    Extension(caller): Extension<Identity>,
+    call: Call,
     Path(SchedulePath { id }): Path<SchedulePath>,
-    query: Result<Query<UpdateQuery>, QueryRejection>,
-    asked: Asked,
+    Params(query): Params<UpdateQuery>,
     body: JsonBody,
 ) -> Result<Json<ScheduleView>, Problem> {
-    let Query(UpdateQuery { expected_revision }) = query.map_err(|error| invalid_query(&error))?;
+    let UpdateQuery { expected_revision } = query;
     let ReadSchedule {
         id: given,
         spec,
@@ -232,22 +223,21 @@ async fn update<I: Index>(
     } = read_definition(&jobs, &body)?;
     if given.is_some_and(|given| given != id) {
         let problem = "differs from the path; the id of a schedule cannot be changed";
-        return Err(RequestError::from(Field("id").malformed(FORMAT, problem)).into());
+        return Err(Field("id").malformed(FORMAT, problem).into());
     }
     if let (Some(expected), Some(given)) = (expected_revision, revision)
         && expected != given
     {
         let problem = format!("is {given}, but `expectedRevision` is {expected}; leave out one of the two");
-        return Err(RequestError::from(Field("revision").malformed(FORMAT, &problem)).into());
+        return Err(Field("revision").malformed(FORMAT, &problem).into());
     }
     let expected = Expected {
         state,
         revision: expected_revision.or(revision),
     };
-    let schedule = jobs
-        .update_schedule(&caller, id, spec, expected, FORMAT, asked)
-        .await?;
-    Ok(Json(schedule.into()))
+    Ok(Json(
+        jobs.update_schedule(&call, id, spec, expected).await?.into(),
+    ))
 }
 
 /// The response to a deletion.
@@ -268,11 +258,10 @@ pub(in crate::api) struct DeletedSchedule {
 )]
 async fn delete<I: Index>(
     State(jobs): State<Arc<Jobs<I>>>,
-    Extension(caller): Extension<Identity>,
+    call: Call,
     Path(SchedulePath { id }): Path<SchedulePath>,
-    asked: Asked,
 ) -> Result<Json<DeletedSchedule>, Problem> {
-    jobs.change_schedule(&caller, id.clone(), Change::Delete(Delete {}), FORMAT, asked)
+    jobs.change_schedule(&call, id.clone(), Change::Delete(Delete {}))
         .await?;
     Ok(Json(DeletedSchedule { id }))
 }
@@ -306,14 +295,11 @@ pub(in crate::api) struct ResumeRequest {
 )]
 async fn pause<I: Index>(
     State(jobs): State<Arc<Jobs<I>>>,
-    Extension(caller): Extension<Identity>,
+    call: Call,
     Path(SchedulePath { id }): Path<SchedulePath>,
-    asked: Asked,
     Options(NoOptions {}): Options<NoOptions>,
 ) -> Result<Json<ScheduleView>, Problem> {
-    let paused = jobs
-        .change_schedule(&caller, id, Change::Pause(Pause {}), FORMAT, asked)
-        .await?;
+    let paused = jobs.change_schedule(&call, id, Change::Pause(Pause {})).await?;
     Ok(Json(changed(paused)?.into()))
 }
 
@@ -341,16 +327,15 @@ pub(in crate::api) struct ResumedSchedule {
 )]
 async fn resume<I: Index>(
     State(jobs): State<Arc<Jobs<I>>>,
-    Extension(caller): Extension<Identity>,
+    call: Call,
     Path(SchedulePath { id }): Path<SchedulePath>,
-    asked: Asked,
     Options(options): Options<ResumeRequest>,
 ) -> Result<Json<ResumedSchedule>, Problem> {
     let catch_up = options.catch_up.unwrap_or(false);
     let v1::CommandOutcome {
         schedule, skipped, ..
     } = jobs
-        .change_schedule(&caller, id, Change::Resume(Resume { catch_up }), FORMAT, asked)
+        .change_schedule(&call, id, Change::Resume(Resume { catch_up }))
         .await?;
     Ok(Json(ResumedSchedule {
         schedule: schedule.map(ScheduleView::from),
@@ -382,13 +367,12 @@ pub(in crate::api) struct TriggeredSchedule {
 )]
 async fn trigger<I: Index>(
     State(jobs): State<Arc<Jobs<I>>>,
-    Extension(caller): Extension<Identity>,
+    call: Call,
     Path(SchedulePath { id }): Path<SchedulePath>,
-    asked: Asked,
     Options(NoOptions {}): Options<NoOptions>,
 ) -> Result<Json<TriggeredSchedule>, Problem> {
     let triggered = jobs
-        .change_schedule(&caller, id, Change::Trigger(Trigger {}), FORMAT, asked)
+        .change_schedule(&call, id, Change::Trigger(Trigger {}))
         .await?;
     let job_id = triggered.job.unwrap_or_default().id;
     Ok(Json(TriggeredSchedule { job_id }))
@@ -448,11 +432,11 @@ struct PreviewQuery {
 )]
 async fn preview<I: Index>(
     State(jobs): State<Arc<Jobs<I>>>,
-    Extension(caller): Extension<Identity>,
+    call: Call,
     Path(SchedulePath { id }): Path<SchedulePath>,
-    query: Result<Query<PreviewQuery>, QueryRejection>,
+    Params(query): Params<PreviewQuery>,
 ) -> Result<Json<PreviewResponse>, Problem> {
-    preview_of(&jobs, &caller, Previewed::Id(id), query).await
+    preview_of(&jobs, &call, Previewed::Id(id), query).await
 }
 
 /// Previews the occurrences of a definition
@@ -468,30 +452,29 @@ async fn preview<I: Index>(
 )]
 async fn preview_definition<I: Index>(
     State(jobs): State<Arc<Jobs<I>>>,
-    Extension(caller): Extension<Identity>,
-    query: Result<Query<PreviewQuery>, QueryRejection>,
+    call: Call,
+    Params(query): Params<PreviewQuery>,
     body: JsonBody,
 ) -> Result<Json<PreviewResponse>, Problem> {
     let ReadSchedule { spec, .. } = read_definition(&jobs, &body)?;
     let definition = Previewed::Definition(Box::new(spec));
-    preview_of(&jobs, &caller, definition, query).await
+    preview_of(&jobs, &call, definition, query).await
 }
 
 async fn preview_of<I: Index>(
     jobs: &Jobs<I>,
-    caller: &Identity,
+    call: &Call,
     schedule: Previewed,
-    query: Result<Query<PreviewQuery>, QueryRejection>,
+    query: PreviewQuery,
 ) -> Result<Json<PreviewResponse>, Problem> {
-    let Query(query) = query.map_err(|error| invalid_query(&error))?;
     let time = |text: String| read_instant(Field("after"), &text, &jobs.rules.time_zone);
-    let after: Option<Timestamp> = query.after.map(time).transpose().map_err(RequestError::from)?;
+    let after = query.after.map(time).transpose()?;
     let request = PreviewRequest {
         schedule,
         after,
         count: query.count,
     };
-    let occurrences = jobs.preview_schedule(caller, request, FORMAT).await?;
+    let occurrences = jobs.preview_schedule(call, request).await?;
     let occurrences = occurrences.into_iter().map(OccurrenceView::from).collect();
     Ok(Json(PreviewResponse { occurrences }))
 }
