@@ -4,9 +4,9 @@ use std::sync::Arc;
 
 use redeliver_core::headers::{Origin, write_lineage};
 use redeliver_core::{Headers, Position, Record, Timestamp};
+use redeliver_proto::v1;
 use redeliver_proto::v1::JobOutcomeState as State;
 use redeliver_proto::v1::waiting_service_client::WaitingServiceClient;
-use redeliver_proto::v1;
 use redeliver_testkit::kafka_request::delete_topic;
 use redeliver_testkit::{ensure, eventually_async};
 use tonic::{Code, Status};
