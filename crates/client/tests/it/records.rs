@@ -8,6 +8,7 @@ use redeliver_client::{Headers, Output, RecordProducer, Schema, SendError};
 use redeliver_kafka::murmur2::partition_for_key;
 use redeliver_testkit::LocalKafka;
 use serde_json::json;
+use tokio::task::JoinSet;
 
 use crate::producer::{Ingest, PARTITIONS, SOON};
 
@@ -85,19 +86,20 @@ async fn killed_broker_gets_each_record_once() {
     let mut broker = LocalKafka::start().unwrap();
     let topic = Ingest::create_at(broker.brokers(), "client-killed").await;
     let producer = RecordProducer::new(&topic.kafka).unwrap();
-    let send = |number: usize| {
+    let mut sends = JoinSet::new();
+    let send = |sends: &mut JoinSet<_>, number: usize| {
         let (producer, record) = (producer.clone(), order(&topic, "ada", &number.to_string()));
-        tokio::spawn(async move { producer.send(&record).await })
+        sends.spawn(async move { producer.send(&record).await });
     };
     // One is confirmed, so that others are on their way; half of them are sent while there is no broker.
-    let first = send(0).await.unwrap();
+    send(&mut sends, 0);
+    let first = sends.join_next().await.unwrap().unwrap();
     assert!(first.is_ok(), "{first:?}");
-    let mut sends: Vec<_> = (1..RECORDS / 2).map(send).collect();
+    (1..RECORDS / 2).for_each(|number| send(&mut sends, number));
     broker.kill_9();
-    sends.extend((RECORDS / 2..RECORDS).map(send));
+    (RECORDS / 2..RECORDS).for_each(|number| send(&mut sends, number));
     broker.start_again().unwrap();
-    for sent in sends {
-        let sent = sent.await.unwrap();
+    for sent in sends.join_all().await {
         assert!(sent.is_ok(), "{sent:?}");
     }
     let written = topic.records().await;

@@ -49,7 +49,7 @@ async fn active_group_refuses_offsets() {
         group.map(|group| group.is_empty)
     };
     let wait_for = |expected| {
-        until_seen("is empty", || is_empty(), |found| *found == expected);
+        until_seen("is empty", &is_empty, |found| *found == expected);
     };
     assert_eq!(is_empty(), None);
     let lane = CopyLane::start(&settings, &group, &[&topic], &to, CopyOptions::default());

@@ -37,7 +37,12 @@ pub(super) struct CancelArgs {
 pub(super) async fn run(config: &Config, args: &CancelArgs) -> Result<ExitCode, CliError> {
     let change = &args.change;
     let connect = change.scheduler.connect_to_change(config, &change.reason);
-    let all_of = change.job.app.as_deref().filter(|_| args.all);
+    // An empty name would select the jobs of all applications.
+    let all_of = change
+        .job
+        .app
+        .as_deref()
+        .filter(|app| args.all && !app.is_empty());
     let is_whole = match all_of {
         Some(app) => all(&connect.await?, app, args).await?,
         None => {

@@ -71,7 +71,8 @@ fn jobs_wait_for_missing_topic() {
     eventually("they are answered", DEADLINE, || {
         watch.look();
         let answers = answers(&watch.seen);
-        let found = [answers.get("cancelled"), answers.get("rescheduled")].map(|found| found.copied());
+        let found =
+            [answers.get("cancelled"), answers.get("rescheduled")].map(Option::<&v1::Outcome>::copied);
         let wanted = [v1::Outcome::Cancelled, v1::Outcome::Rescheduled].map(Some);
         ensure(found == wanted, format!("{found:?}"))
     });

@@ -636,7 +636,7 @@ fn early_records_are_found() {
 fn altered_records_are_found() {
     let altered = &[Altered];
     finds(altered, |world| {
-        world.sent("sent").value = Some(Bytes::from_static(b"value of sent "))
+        world.sent("sent").value = Some(Bytes::from_static(b"value of sent "));
     });
     finds(altered, |world| world.sent("sent").headers.push("one-more", None));
     finds(altered, |world| {
@@ -647,13 +647,13 @@ fn altered_records_are_found() {
     });
     finds(altered, |world| world.sent("sent").position.partition += 1);
     finds(altered, |world| {
-        world.sent("sent").position.topic = "elsewhere".into()
+        world.sent("sent").position.topic = "elsewhere".into();
     });
     finds(altered, |world| world.sent("sent").key = None);
     finds(altered, |world| world.newest("moved", |job| job.due_ms += 1));
     finds(altered, |world| world.seen.dlq[1].value = None);
     finds(altered, |world| {
-        world.change_answer(v1::Outcome::Rejected, |answer| answer.reason.clear())
+        world.change_answer(v1::Outcome::Rejected, |answer| answer.reason.clear());
     });
     finds(altered, |world| {
         world.change_answer(v1::Outcome::Rescheduled, |answer| {
@@ -662,7 +662,7 @@ fn altered_records_are_found() {
     });
     finds(altered, |world| {
         world.change_answer(v1::Outcome::Duplicate, |answer| {
-            answer.job.as_mut().unwrap().id.clear()
+            answer.job.as_mut().unwrap().id.clear();
         });
     });
     finds(altered, |world| {
@@ -736,20 +736,20 @@ fn contradictions_are_found() {
     });
     // Cancelled without a command.
     finds(&[Contradiction], |world| {
-        world.newest("expired", |job| job.set_state(v1::JobState::Cancelled))
+        world.newest("expired", |job| job.set_state(v1::JobState::Cancelled));
     });
     // Expired too soon.
     finds(contradiction, |world| {
-        world.newest("expired", |job| job.ended_ms = Some(at(2000).as_millis()))
+        world.newest("expired", |job| job.ended_ms = Some(at(2000).as_millis()));
     });
     // Rescheduled without a command.
     finds(&[Contradiction], |world| {
-        world.newest("expired", |job| job.revision = 2)
+        world.newest("expired", |job| job.revision = 2);
     });
     // A duplicate that is answered as accepted.
     finds(contradiction, |world| {
         world.change_answer(v1::Outcome::Duplicate, |answer| {
-            answer.set_outcome(v1::Outcome::Scheduled)
+            answer.set_outcome(v1::Outcome::Scheduled);
         });
     });
 }
@@ -758,7 +758,7 @@ fn contradictions_are_found() {
 fn dispatched_replaced_jobs_are_found() {
     // The previous content.
     finds(&[Altered], |world| {
-        world.sent("fourth").value = Some(Bytes::from_static(b"value of third"))
+        world.sent("fourth").value = Some(Bytes::from_static(b"value of third"));
     });
     // The previous due time.
     finds(&[Early], |world| world.sent("fourth").timestamp = Some(at(6_001)));
@@ -772,7 +772,7 @@ fn dispatched_replaced_jobs_are_found() {
     });
     // The replacement was answered, and had no effect.
     is_waiting("is not decided", |world| {
-        world.newest("fourth", |job| job.revision = 1)
+        world.newest("fourth", |job| job.revision = 1);
     });
     // A waiting job was not ended, but the answer claims that it was replaced.
     finds(&[Lost, Contradiction], |world| {
@@ -780,12 +780,12 @@ fn dispatched_replaced_jobs_are_found() {
     });
     finds(&[Contradiction], |world| {
         world.change_answer(v1::Outcome::Replaced, |answer| {
-            answer.set_outcome(v1::Outcome::Scheduled)
+            answer.set_outcome(v1::Outcome::Scheduled);
         });
     });
     finds(&[Altered], |world| {
         world.change_answer(v1::Outcome::Replaced, |answer| {
-            answer.job.as_mut().unwrap().revision = 1
+            answer.job.as_mut().unwrap().revision = 1;
         });
     });
 }
