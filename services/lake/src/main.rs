@@ -69,6 +69,8 @@ fn main() -> ExitCode {
         command,
     } = Args::parse();
     let service = match command {
+        // Only the configuration is wanted, whatever the command would do with it.
+        _ if common.check || common.print_config => None,
         Some(Command::Check { against_kafka }) => {
             return redeliver_lake::check_tables(&common, against_kafka);
         }

@@ -48,10 +48,13 @@ async fn crash_at_each_step_loses_nothing() {
     assert_eq!(checked.code, Some(0), "{checked:?}");
     // There can be records in topics that tests share which the lake has not read yet.
     assert!(checked.stdout.contains(" with Kafka, 0 missing, "), "{checked:?}");
-    let purged = env.base.run(
-        "redeliver-lake",
-        &["purge", "kafka_offset=0", "kafka_partition=0"],
-    );
+    let purge = ["purge", "kafka_offset=0", "kafka_partition=0"];
+    let valid = env
+        .base
+        .run("redeliver-lake", &[&purge[..], &["--check"]].concat());
+    assert_eq!(valid.stdout, "the configuration is valid\n", "{valid:?}");
+    assert_eq!(check().code, Some(0), "nothing was purged");
+    let purged = env.base.run("redeliver-lake", &purge);
     assert_eq!(purged.code, Some(0), "{purged:?}");
     let checked = check();
     assert_eq!(checked.code, Some(1), "{checked:?}");

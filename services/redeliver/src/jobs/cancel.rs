@@ -1,5 +1,6 @@
 //! `redeliver jobs cancel`: one job, or all that an application has.
 
+use std::cell::Cell;
 use std::process::ExitCode;
 use std::time::Duration;
 
@@ -7,6 +8,7 @@ use clap::Args;
 use futures::{StreamExt as _, stream};
 use redeliver_client::messages::{ListJobsRequest, Outcome};
 use redeliver_client::{Answer, ClientError, JobClient, JobId};
+use redeliver_core::error_chain::error_chain;
 use redeliver_runtime::cli::EXIT_FAILURE;
 use serde_json::json;
 use tokio::time::Instant;
@@ -71,18 +73,27 @@ async fn all(client: &JobClient, app: &str, args: &CancelArgs) -> Result<bool, C
         eprintln!("{count} jobs of {app} wait; repeat the command with --yes to cancel them");
         return Ok(true);
     }
-    let calls = jobs
-        .iter()
-        .map(|id| async move { (*id, cancel(client, *id).await) });
+    let has_failed = Cell::new(false);
+    // After a failure, no call begins, and those in progress are waited for.
+    let begun = jobs.iter().take_while(|_| !has_failed.get());
+    let calls = begun.map(|id| async move { (*id, cancel(client, *id).await) });
     let mut answers = stream::iter(calls).buffered(CALLS);
-    let mut cancelled = 0;
+    let (mut cancelled, mut failure) = (0, None);
     while let Some((id, answer)) = answers.next().await {
-        let answer = answer?;
-        print_answer(&ChangedJob::Id(id), args.change.output.format, &answer);
-        cancelled += usize::from(is_cancelled(&answer));
+        match answer {
+            Ok(answer) => {
+                print_answer(&ChangedJob::Id(id), args.change.output.format, &answer);
+                cancelled += usize::from(is_cancelled(&answer));
+            }
+            Err(error) => {
+                has_failed.set(true);
+                eprintln!("job {id}: {}", error_chain(&error));
+                failure.get_or_insert(error);
+            }
+        }
     }
     eprintln!("{cancelled} of {} jobs cancelled", jobs.len());
-    Ok(cancelled == jobs.len())
+    failure.map_or(Ok(cancelled == jobs.len()), |error| Err(error.into()))
 }
 
 /// The jobs of an application that wait, by due time. Long waits of a pipeline with its name are not among them.

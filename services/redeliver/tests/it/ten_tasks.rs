@@ -230,6 +230,9 @@ fn schedule(operator: &mut Operator, pipe: &Pipe) {
         &["redeliver upcoming --for 10m"],
         &["mail", "sms", "paused"],
     );
+    // As after `--app $APP` without such a variable.
+    let (status, refused) = operator.shell("redeliver jobs cancel --app= --all --yes");
+    assert!(status != Some(0) && refused.contains("--app"), "{refused}");
     operator.acts(
         "cancel all jobs of an application",
         &[
